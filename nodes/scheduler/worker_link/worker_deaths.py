@@ -5,6 +5,8 @@
                     their sequences goes through one step alone before it runs with others again
     third death     alone: the sequence is poisoned and fails for good, and the mesh lives on
 
+A sequence that was moved here from a group whose worker died brings the deaths that it was part of there.
+
 A fenced worker counts as dead: a sequence that makes it answer nonsense is found like one that kills it.
 An acknowledged step clears a sequence. After too long without any worker everything is sent elsewhere.
 Pure; owned by the core. The promise is that of `docs/architecture.md`: one bad request never takes the mesh with it.
@@ -39,13 +41,18 @@ class WorkerDeaths:
         self._suspects: dict[int, Sequence] = {}
         self.num_poisoned = 0
 
+    def arrived(self, sequence: Sequence) -> None:
+        """One that was moved here: if it was part of too many deaths already, it is alone in its steps from now on."""
+        if sequence.num_deaths >= MAX_DEATHS:
+            self._suspects[sequence.row_id] = sequence
+
     def next_suspect(self) -> Sequence | None:
-        while self._suspects:
-            row_id, first = next(iter(self._suspects.items()))
-            # One cleared by an acknowledged step, or gone from the batch (ended, preempted), is no longer a suspect.
-            if first.num_deaths and first.stage in (Stage.PREFILL, Stage.DECODE):
-                return first
-            del self._suspects[row_id]
+        for row_id, one in list(self._suspects.items()):
+            # One cleared by an acknowledged step, or that needs no more of them, is no longer a suspect.
+            if not one.num_deaths or one.stage >= Stage.RETAINED:
+                del self._suspects[row_id]
+            elif one.stage in (Stage.PREFILL, Stage.DECODE):
+                return one
         return None
 
     def take_back(self, steps: list[Step], now: float) -> None:
