@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.recovery import SENTENCE, ready
@@ -83,11 +84,11 @@ async def blow(
     port: int, name: str, number: int, num_groups: int, args: argparse.Namespace
 ) -> tuple[float, float, list[Stream]]:
     """The longest stall, when a new request had its first token, and the streams."""
-    await ready(name)
+    await ready(name, args.tree)
     # After a stable while a restart is immediate; one that comes too soon would measure the restart's pause.
     await asyncio.sleep(args.settle)
     victim = f"worker-decode-{number % num_groups}"
-    pid = next(one["pid"] for one in await asyncio.to_thread(actors, name) if one["actor_id"] == victim)
+    pid = next(one["pid"] for one in await asyncio.to_thread(actors, name, args.tree) if one["actor_id"] == victim)
     running = asyncio.ensure_future(wave(port, f"blow {number}", args))
     await asyncio.sleep(args.after)
     at_s = time.perf_counter()
@@ -131,6 +132,7 @@ def main() -> None:
     parser.add_argument("--after", type=float, default=0.8, help="seconds from the begin of the streams to the blow")
     parser.add_argument("--settle", type=float, default=2.0)
     parser.add_argument("--groups", type=lambda text: [int(one) for one in text.split(",")], default=[2, 1])
+    parser.add_argument("--tree", type=Path, help="another checkout, to compare with")
     parser.add_argument("--verbose", action="store_true", help="each blow")
     args = parser.parse_args()
     os.environ["KVMESH_SUPERVISION__RESTART_BUDGET"] = "100000"
@@ -138,7 +140,8 @@ def main() -> None:
     print("groups  blows  stall p50   worst  new req p50   worst    moves   goals", flush=True)
     wrong: list[str] = []
     for num_groups in args.groups:
-        with mesh("--model", args.model, "--detokenizers", "2", *MESHES[num_groups]) as (port, name):
+        options = ("--model", args.model, "--detokenizers", "2", *MESHES[num_groups])
+        with mesh(*options, tree=args.tree) as (port, name):
             wrong += asyncio.run(measure(port, name, num_groups, args))
     if wrong:
         sys.exit(f"{len(wrong)} answers broke or differ, the first: {wrong[0]}")

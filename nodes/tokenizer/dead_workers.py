@@ -22,6 +22,7 @@ class DeadWorkers:
     def __init__(self) -> None:
         # A dead member leaves the view before its death is told, and with it what it announced.
         self._groups: dict[str, str] = {}
+        self._ready: dict[str, int] = {}
         self._dead: dict[str, int] = {}
         self._away: frozenset[str] = frozenset()
 
@@ -36,20 +37,23 @@ class DeadWorkers:
             self._groups[worker.actor_id] = group
             if len(self._groups) > MAX_REMEMBERED:
                 self._forget(next(iter(self._groups)))
+            if worker.state == READY:
+                self._ready[worker.actor_id] = worker.epoch
         # The view may still show the dead one, by a registry that has not heard of it.
         if worker.state == READY and worker.epoch > self._dead.get(worker.actor_id, worker.epoch):
             del self._dead[worker.actor_id]
             self._count()
 
     def died(self, worker: Address) -> None:
-        """This incarnation is dead; nothing happens if it is none of a worker."""
-        if worker.actor_id in self._groups:
+        """This incarnation is dead; nothing happens if it is none of a worker, or the next one is there already."""
+        if worker.actor_id in self._groups and worker.epoch >= self._ready.get(worker.actor_id, 0):
             self._dead[worker.actor_id] = max(worker.epoch, self._dead.get(worker.actor_id, 0))
             self._count()
 
     def _forget(self, actor_id: str) -> None:
         del self._groups[actor_id]
         self._dead.pop(actor_id, None)
+        self._ready.pop(actor_id, None)
         self._count()
 
     def _count(self) -> None:

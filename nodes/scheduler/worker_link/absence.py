@@ -16,13 +16,13 @@ from typing import Final
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import Suspected, WorkerAway
+from nodes.roles import GATEWAY
 from nodes.scheduler.attempts import Attempts
 from nodes.scheduler.events import Outbox, ReadyPeer
 from nodes.scheduler.sequence import Stage
 from nodes.scheduler.worker_link.pipeline import Pipeline
 
 AWAY: Final = "worker_away"
-GATEWAY: Final = "gateway"
 
 
 class WorkerAbsence:

@@ -215,6 +215,14 @@ def test_a_group_is_away_from_the_death_of_its_worker_until_a_later_one_is_ready
     assert core.choose("r", PROMPT, "", (), 9.0).decode == "a"
 
 
+def test_a_death_that_is_heard_of_after_the_return_says_nothing() -> None:
+    core = router(group("a"), group("b"))
+    core.handle(LoadChanged("b", load(num_waiting=50)))
+    core.handle(MembersChanged([group("a"), group("b"), worker("w-a", 2), worker("w-b"), *DETOKENIZERS]))
+    core.handle(PeerDied(Address("w-a", 1)))
+    assert core.choose("r", PROMPT, "", (), 0.0).decode == "a"
+
+
 def test_the_death_of_somebody_else_says_nothing() -> None:
     core = router(group("a"))
     core.handle(PeerDied(Address("gw", 1)))
