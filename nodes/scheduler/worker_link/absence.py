@@ -48,8 +48,8 @@ class WorkerAbsence:
 
     def on_due(self, now: float) -> None:
         """It should be back. Perhaps it dies whenever it starts: then its supervisor pauses longer and longer."""
-        if self._since is not None:
-            self._tell(now - self._since, now)
+        assert self._since is not None, "what is due was cleared when it came back"
+        self._tell(now - self._since, now)
 
     def over(self) -> None:
         """A worker is adopted."""

@@ -75,6 +75,17 @@ def test_gateways_are_told_for_how_long_and_who_was_in_unanswered_steps() -> Non
     world.settle()
 
 
+def test_who_has_left_is_not_suspected() -> None:
+    world = AwayWorld(num_pages={"m": 60})
+    *others, _ = in_steps(world)
+    world.cancel(others[0])
+    world.flush("w-m", ("w-m", "m"))
+    (told,) = world.die("m")
+    assert others[0].request_id in {one.request_id for one in world.cores["m"].pipeline.unanswered()}
+    assert {one.request_id for one in told.suspects} == {others[1].request_id}
+    world.settle()
+
+
 def test_what_died_is_told_once_and_again_while_it_stays_away() -> None:
     world = AwayWorld(num_pages={"m": 60})
     in_steps(world)
@@ -200,6 +211,21 @@ def test_a_request_that_comes_with_two_deaths_is_alone_from_its_first_step_on() 
     deadly.run()
     assert (killer.failure, deadly.num_deaths) == (POISONED, 1)
     assert all(request.finish for request in others)
+
+
+def test_a_suspect_that_waits_holds_up_nobody() -> None:
+    world = AwayWorld(num_pages={"m": 60}, max_running=1)
+    first = world.submit(prompt(9), "m", max_tokens=6, ignore_eos=True)
+    world.until(lambda: first.output_ids)
+    second = world.submit(prompt(9, 3), "m", max_tokens=6, ignore_eos=True)
+    world.links[EDGE, "m"].pop()
+    move(world, second, "m", [Suspected(request_id=second.request_id, attempt=0, deaths=2, cleared_at=1)])
+    world.deliver((EDGE, "m"))
+    world.deliver((EDGE, "m"))
+    assert world.cores["m"].deaths.next_suspect() is None
+    world.until(lambda: first.finish)
+    world.until(lambda: second.finish)
+    world.settle()
 
 
 @given(st.integers(0, 3), st.integers(0, 6))

@@ -116,6 +116,10 @@ def test_a_group_that_cannot_serve_it_is_no_place(away: dict[str, Any]) -> None:
     assert moves(core, asked(asks=["x"]), returns_in_s=math.inf) == {}
 
 
+def test_what_no_group_can_do_moves_nowhere() -> None:
+    assert moves(router(group("a"), group("b")), asked(asks=["x"]), returns_in_s=math.inf) == {}
+
+
 def test_a_group_that_is_dead_itself_or_out_of_reach_is_no_place() -> None:
     core = router(group("a"), group("b"), group("c"))
     core.handle(PeerDied(Address("w-a", 1)))
