@@ -312,7 +312,8 @@ class GatewayCore:
                 state.suspect(suspected)
         self.moves.begin(event, now)
         for state in self.requests.values():
-            self._ask_move(state, now)
+            if state.scheduler == event.scheduler:
+                self._ask_move(state, now)
 
     def _ask_move(self, state: RequestState, now: float) -> None:
         if state.phase <= Phase.RUNNING and (asked := self.moves.ask(state, now)) is not None:

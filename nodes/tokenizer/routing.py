@@ -273,7 +273,11 @@ class RoutingCore:
         ]
         if not groups:
             return None
-        prefilling = [] if is_vector else self._prefilling(able, num_tokens, excluded, now)
+        prefilling = [
+            one
+            for one in ([] if is_vector else self._prefilling(able, num_tokens, excluded, now))
+            if one.attributes.numerics == numerics
+        ]
         both = {one.actor_id: one for one in (*groups, *prefilling)}
         overlaps = _overlaps(both.values(), request.token_ids, request.extra_key)
         places = [self._place(one, prefilling, holder, num_tokens, overlaps, now) for one in groups]

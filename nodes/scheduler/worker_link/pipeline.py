@@ -20,7 +20,8 @@ worker's table is assumed to be empty: the first row of each sequence that is se
 Pure; owned by the core.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from typing import Final
 
 import msgspec
@@ -245,7 +246,7 @@ class Pipeline:
                 self.adopt(now)
                 return
 
-    def send(self, steps: Sequence[Step], now: float) -> None:
+    def send(self, steps: Items[Step], now: float) -> None:
         """Send the next steps as one plan; `can_send` must hold. All but the first are the same rows, a position on."""
         assert self.can_send, "the worker already has its maximum of plans"
         self.newest = steps[-1]

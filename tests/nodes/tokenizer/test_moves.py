@@ -142,6 +142,11 @@ def test_a_prompt_is_prefilled_where_it_is_cached_at_the_rate_of_that_group() ->
     assert moves(core, asked("s"), returns_in_s=NEEDED_S - 0.01) == {}, "b has nothing of it"
 
 
+def test_no_group_of_other_bits_prefills_what_moves() -> None:
+    core = router(group("a", phase="decode"), group("b", phase="decode"), group("p", phase="prefill", numerics="other"))
+    assert moves(core) == {"r": Route(decode="b", detokenizer=moves(core)["r"].detokenizer)}
+
+
 def test_equal_machines_are_equally_fast() -> None:
     core = router(group("a"), group("b"))
     core.handle(LoadChanged("b", load(prefill_tokens_per_s=0.0)))
