@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks.server import actors, mesh
@@ -107,9 +108,9 @@ class Load:
         return found
 
 
-async def ready(name: str) -> None:
-    """Wait until the supervisor calls every actor ready."""
-    while any(actor["state"] != "ready" for actor in await asyncio.to_thread(actors, name)):  # noqa: ASYNC110 - a process
+async def ready(name: str, tree: Path | None = None) -> None:
+    """Wait until the supervisor calls every actor ready; `tree` is the checkout that its mesh runs from."""
+    while any(one["state"] != "ready" for one in await asyncio.to_thread(actors, name, tree)):  # noqa: ASYNC110 - a process
         await asyncio.sleep(0.2)
 
 

@@ -15,6 +15,7 @@ from nodes.protocol import (
     AttemptFailed,
     CancelAttempts,
     CancelPrefill,
+    ChooseMoves,
     ChooseRoute,
     CloseGrant,
     ClosePair,
@@ -59,6 +60,7 @@ from nodes.protocol import (
     TextBatch,
     TokenBatch,
     TransferNews,
+    WorkerAway,
 )
 
 GATEWAY: Final = "gateway"
@@ -77,13 +79,13 @@ LOAD_TOPIC: Final = "load"
 
 SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     (GATEWAY,): (
-        Prepare, ChooseRoute, Detokenize, DescribeVocabulary, DescribeTemplate, DescribeTokenizer, ReadResponse,
-        SubmitAttempts, CancelAttempts, AbortRequests, FlushCache,
+        Prepare, ChooseRoute, ChooseMoves, Detokenize, DescribeVocabulary, DescribeTemplate, DescribeTokenizer,
+        ReadResponse, SubmitAttempts, CancelAttempts, AbortRequests, FlushCache,
     ),
     (GATEWAY, DETOKENIZER): (Resend,),
     (SCHEDULER,): (
         StepPlan, Adopt, Fence, OpenGrants, CloseGrant, OrderPrefills, CancelPrefill, AnnouncePages, PrefillNews,
-        TokenBatch, AttemptFailed, PromptRead, Pooled, OpenStore, StorePages, FindStored,
+        TokenBatch, AttemptFailed, PromptRead, Pooled, WorkerAway, OpenStore, StorePages, FindStored,
     ),
     (WORKER,): (StepResult, StepResults, StepMismatch, JoinGroup),
     (DETOKENIZER,): (TextBatch, StopAt),

@@ -25,6 +25,7 @@ from mesh.errors import ActorFailed, BadSetting, BindError, CoreFailed, DrainFai
 from mesh.membership.proof import HostSecret
 from mesh.options import SystemOptions
 from mesh.run import run_actor
+from mesh.runtime.process_usage import process_age_s
 from mesh.runtime.run_directory import RunDirectory
 from mesh.transport.zeromq_binding import ZeroMQOptions
 from nodes import roles
@@ -161,7 +162,7 @@ def make_actor(role: str, config: Any, run: RunDirectory) -> Actor:
             from nodes.worker.environment import prepare_environment
 
             prepare_environment()
-            return make(config, ShmHost() if config.device == CPU else CudaHost(ShmHost()))
+            return make(config, ShmHost() if config.device == CPU else CudaHost(ShmHost()), age=process_age_s)
         case _:
             return make(config)
 

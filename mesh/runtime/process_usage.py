@@ -1,4 +1,4 @@
-"""The resource usage of this process, as the system counts it."""
+"""The resource usage and the age of this process, as the system counts them."""
 
 import os
 import time
@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _STATM: Final = Path("/proc/self/statm")
+_STAT: Final = Path("/proc/self/stat")
+_START_FIELD: Final = 19
+"""`starttime` is field 22 of proc(5); what is behind the name, which may hold anything, begins with field 3."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -24,3 +27,13 @@ def process_usage() -> ProcessUsage:
         return ProcessUsage(cpu_s, int(_STATM.read_text().split()[1]) * _PAGE_BYTES)
     except OSError:
         return ProcessUsage(cpu_s, None)
+
+
+def process_age_s() -> float:
+    """Seconds since this process was forked, to a hundredth; 0.0 if that is unreadable (no descriptor left)."""
+    try:
+        fields = _STAT.read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    began_s = int(fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s)

@@ -14,8 +14,9 @@ exactly once, by `End`. An attempt goes through these phases:
 A request may have only a few failed attempts (`max_attempts`), so that one which crashes schedulers cannot go on for
 long. An attempt does not count as failed if it brought output, if only its link was lost, or if its scheduler was not
 there when it was submitted: a dead scheduler stays a member until its lease ends or its successor joins, and it may
-come back until `recover_by`. Nor does an attempt count that ended because its group's memory was released: if there is
-no other group, the request waits for the memory to be resumed.
+come back until `recover_by`. Nor does one that is moved because its group's worker is dead (`moves.py`), nor one that
+ended because its group's memory was released: if there is no other group, the request waits for the memory to be
+resumed.
 
 Attempts that are over, and attempts whose output comes late, are cancelled at their scheduler until it acknowledges.
 """
@@ -41,6 +42,8 @@ from nodes.gateway.events import (
     Event,
     Evicted,
     Failure,
+    GroupAway,
+    MoveChosen,
     Opened,
     PeerLost,
     RouteChosen,
@@ -53,6 +56,7 @@ from nodes.gateway.events import (
     SubmitFailed,
     Tick,
 )
+from nodes.gateway.moves import Moves
 from nodes.gateway.peers import Peers
 from nodes.gateway.requests import Gap, Phase, RequestState
 from nodes.gateway.resends import Resends
@@ -66,11 +70,13 @@ from nodes.gateway.retrying import (
     QUIET_PACES,
     pause_before,
 )
-from nodes.protocol import AttemptFailed, Pooled, PromptRead, TextBatch, TextDelta
+from nodes.protocol import AttemptFailed, Pooled, PromptRead, Route, TextBatch, TextDelta
 from nodes.protocol.attempts import OVER_SHARE
 from nodes.protocol.memory import MEMORY_RELEASED
 
 REQUEST: Final = "request"
+MOVED: Final = "moved"
+"""Why an attempt ended that was moved, in the records of its call."""
 
 
 class GatewayCore:
@@ -88,6 +94,7 @@ class GatewayCore:
         )
         self._peers = Peers()
         self.resends = Resends(config, self._peers)
+        self.moves = Moves(self._peers)
         self.num_retries = 0
         self.num_refused = 0
         self.num_numerics_changes = 0
@@ -142,6 +149,10 @@ class GatewayCore:
                 self._on_submit_failed(event, now)
             case RouteChosen() | RouteFailed():
                 self._on_route(event, now)
+            case GroupAway():
+                self._on_away(event, now)
+            case MoveChosen():
+                self._on_move(event, now)
             case CancelAcknowledged():
                 self._cancels.acknowledged(event.scheduler, event.attempts)
             case CancelFailed():
@@ -212,6 +223,8 @@ class GatewayCore:
         if news.num_tokens or news.text:
             state.resend_at = now + max(self._config.quiet_s, min(MAX_QUIET_S, QUIET_PACES * state.pace_s))
             state.num_resends = 0
+            if state.deaths or state.num_moves:
+                state.progressed()
             self._commands.append(news)
         if delta.finish_reason is not None:
             # A stop string is the detokenizer's finding: the scheduler may not know of it yet, and computes on.
@@ -289,6 +302,45 @@ class GatewayCore:
             self._run(state, now)
         state.epoch = event.epoch
         state.log.accepted(now, event.epoch)
+        # Its route was older than the death, and it would wait there.
+        self._ask_move(state, now)
+
+    def _on_away(self, event: GroupAway, now: float) -> None:
+        for suspected in event.suspects:
+            state = self.requests.get(suspected.request_id)
+            if state is not None and (state.scheduler, state.attempt) == (event.scheduler, suspected.attempt):
+                state.suspect(suspected)
+        self.moves.begin(event, now)
+        for state in self.requests.values():
+            if state.scheduler == event.scheduler:
+                self._ask_move(state, now)
+
+    def _ask_move(self, state: RequestState, now: float) -> None:
+        if state.phase <= Phase.RUNNING and (asked := self.moves.ask(state, now)) is not None:
+            self._commands.append(asked)
+
+    def _on_move(self, event: MoveChosen, now: float) -> None:
+        state, holder = self.requests.get(event.request_id), event.holder
+        if state is None or state.phase > Phase.RUNNING or (state.attempt, state.scheduler) != (event.attempt, holder):
+            return
+        # An answer that took too long: the worker should be back.
+        if event.route.decode == holder or not state.may_move or not self.moves.remaining_s(holder, now):
+            return
+        state.log.failed(MOVED, f"the worker of {holder} is dead", now)
+        self._cancel(state, now)
+        state.attempt += 1
+        state.num_moves += 1
+        self.moves.num_moves += 1
+        state.excluded = []
+        # As after any attempt: if the group refuses it, there is time to find another, or to go back.
+        state.recover_by = now + self._config.recovery_timeout_s
+        self._take_route(state, event.route, now)
+
+    def _take_route(self, state: RequestState, route: Route, now: float) -> None:
+        state.route = route
+        state.detokenizer = route.detokenizer
+        state.switched = False
+        self._submit(state, now)
 
     def _on_submit_failed(self, event: SubmitFailed, now: float) -> None:
         state = self.requests.get(event.request_id)
@@ -414,10 +466,7 @@ class GatewayCore:
             # A tokenizer names an excluded scheduler if there is no other; retrying at once would be a busy loop.
             self._on_no_route(state, Failure("no_route", "no other scheduler is accepting requests"), now)
         else:
-            state.route = event.route
-            state.detokenizer = event.route.detokenizer
-            state.switched = False
-            self._submit(state, now)
+            self._take_route(state, event.route, now)
 
     def _on_no_route(self, state: RequestState, failure: Failure, now: float) -> None:
         retryable = failure.retryable

@@ -8,7 +8,17 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodes.protocol import AttemptFailed, ChooseRoute, Pooled, PromptRead, ResendFrom, Route, Submit, TextBatch
+from nodes.protocol import (
+    AttemptFailed,
+    ChooseRoute,
+    Pooled,
+    PromptRead,
+    ResendFrom,
+    Route,
+    Submit,
+    Suspected,
+    TextBatch,
+)
 from nodes.protocol.records import SampleRecord
 from nodes.request import AttemptRef, RequestSpec
 
@@ -74,6 +84,23 @@ class RouteFailed(NamedTuple):
     request_id: str
     attempt: int
     failure: Failure
+
+
+class GroupAway(NamedTuple):
+    """A scheduler says that its worker is dead, for how long, and which attempts were in steps without an answer."""
+
+    scheduler: str
+    returns_in_s: float
+    suspects: list[Suspected] = []
+
+
+class MoveChosen(NamedTuple):
+    """A tokenizer named a group where a request of `holder`, whose worker is dead, goes on sooner."""
+
+    request_id: str
+    attempt: int
+    holder: str
+    route: Route
 
 
 class CancelAcknowledged(NamedTuple):
@@ -159,6 +186,8 @@ Event = (
     | SubmitFailed
     | RouteChosen
     | RouteFailed
+    | GroupAway
+    | MoveChosen
     | CancelAcknowledged
     | CancelFailed
     | PeerLost
@@ -184,6 +213,17 @@ class AskRoute(NamedTuple):
     """Ask any tokenizer for a route; answer with `RouteChosen` or `RouteFailed`."""
 
     attempt: int
+    message: ChooseRoute
+
+
+class AskMove(NamedTuple):
+    """Ask any tokenizer, with all others of `holder` in one ask, where the request goes on in less than
+    `returns_in_s`; if anywhere, answer with `MoveChosen`.
+    """
+
+    holder: str
+    attempt: int
+    returns_in_s: float
     message: ChooseRoute
 
 
@@ -278,6 +318,7 @@ class End(NamedTuple):
 Command = (
     SendSubmit
     | AskRoute
+    | AskMove
     | SendCancel
     | SendResend
     | Suspect

@@ -11,8 +11,9 @@ from mesh.wire.codec import Codec
 from mesh.wire.frames import PeerDown
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.control.aborts import Aborts
+from nodes.gateway.events import GroupAway
 from nodes.gateway.service import DrawSeed, GatewayService, draw_secret_seed
-from nodes.protocol import AbortRequests, AttemptFailed, Pooled, PromptRead, RequestsAborted, TextBatch
+from nodes.protocol import AbortRequests, AttemptFailed, Pooled, PromptRead, RequestsAborted, TextBatch, WorkerAway
 from nodes.protocol.records import CallsFound, FindCalls
 from nodes.roles import GATEWAY, NODE_CODEC
 
@@ -60,6 +61,8 @@ class LocalGateway(Actor):
     def on_tell(self, sender: Address, message: Any, buffers: Sequence[Buffer]) -> None:
         if isinstance(message, TextBatch | PromptRead | Pooled | AttemptFailed):
             self.service.handle(message)
+        elif isinstance(message, WorkerAway):
+            self.service.handle(GroupAway(sender.actor_id, message.returns_in_s, message.suspects))
         else:
             super().on_tell(sender, message, buffers)
 
@@ -97,6 +100,7 @@ class LocalGateway(Actor):
             "mesh_gateway_requests_waiting": float(core.num_waiting),
             "mesh_gateway_cancels_inflight": float(core.num_cancels),
             "mesh_gateway_retries_total": float(core.num_retries),
+            "mesh_gateway_moves_total": float(core.moves.num_moves),
             "mesh_gateway_resends_total": float(core.resends.num_resends),
             "mesh_gateway_stale_outputs_total": float(core.num_refused),
             "mesh_numerics_changes_total": float(core.num_numerics_changes),

@@ -27,6 +27,16 @@ class Peers:
     def numerics_of(self, scheduler: str) -> str:
         return self._schedulers.numerics.get(scheduler, "")
 
+    def has_equal(self, scheduler: str, *, with_stand_ins: bool) -> bool:
+        """Whether another one is ready that computes the same bits; stand-ins may not count."""
+        numerics = self.numerics_of(scheduler)
+        return bool(numerics) and any(
+            other != scheduler
+            and self.numerics_of(other) == numerics
+            and (with_stand_ins or not self.is_stand_in(other))
+            for other in self._schedulers.ready
+        )
+
     def has_detokenizer(self, actor_id: str) -> bool:
         return actor_id in self._detokenizers
 

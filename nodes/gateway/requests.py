@@ -15,13 +15,16 @@ continues at the same character. If it does not, the tokens are asked for again 
 """
 
 import enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nodes.gateway.events import Deliver, DeliverVector, End, Failure, Opened, Tokens
 from nodes.gateway.records.sample_log import SampleLog
 from nodes.prompt_payloads import PromptPayloads
-from nodes.protocol import ChooseRoute, Pooled, Submit, TextDelta
+from nodes.protocol import ChooseRoute, Pooled, Submit, Suspected, TextDelta
 from nodes.protocol.records import STALL_S, SampleRecord
+
+MAX_MOVES: Final = 3
+"""Without output in between: groups die one after the other under it, or a tokenizer does not know that they do."""
 
 
 class Phase(enum.IntEnum):
@@ -46,6 +49,8 @@ class RequestState:
         "arrived_at",
         "attempt",
         "awaited_epoch",
+        "cleared_at",
+        "deaths",
         "detokenizer",
         "epoch",
         "excluded",
@@ -60,6 +65,7 @@ class RequestState:
         "num_chars",
         "num_failures",
         "num_ids_before",
+        "num_moves",
         "num_resends",
         "num_restored_tokens",
         "num_route_tries",
@@ -108,6 +114,8 @@ class RequestState:
         self.num_ids_before = 0
         self.has_progressed = False
         self.lost_by: set[tuple[str, int]] = set()
+        # Workers that died in a step of it without an answer, until it has so many output ids; moves since output came.
+        self.deaths = self.cleared_at = self.num_moves = 0
         self.num_resends = 0
         self.gap_until = 0.0
         self.resend_at = 0.0
@@ -128,6 +136,21 @@ class RequestState:
     def prompt_position(self) -> int:
         """The first position of the prompt that is still to be read; 0: none is."""
         return 0 if self.reading is None or self.reading.is_whole else self.reading.next
+
+    @property
+    def may_move(self) -> bool:
+        """Whether it may leave a group whose worker is dead. One that may have killed it moves once."""
+        return self.num_moves < (1 if self.deaths else MAX_MOVES)
+
+    def suspect(self, suspected: Suspected) -> None:
+        """It was in a step that a worker died with, and is believed to be harmless once it has got past it."""
+        self.deaths = max(self.deaths, suspected.deaths)
+        self.cleared_at = max(self.cleared_at, suspected.cleared_at, len(self.output_ids) + 1)
+
+    def progressed(self) -> None:
+        """It has more output: where it was before says nothing about it any more."""
+        if not self.deaths or len(self.output_ids) >= self.cleared_at:
+            self.deaths = self.cleared_at = self.num_moves = 0
 
     def due_at(self, timeout_s: float) -> float:
         """When its time is over, or earlier, when a try or resend is due. Output only ever postpones a resend."""
@@ -229,6 +252,8 @@ class RequestState:
             # What is read of a prompt comes from the scheduler that has the attempt.
             prefill="" if self.reading is not None else self.route.prefill,
             prompt_position=0 if self.reading is None else self.reading.next,
+            deaths=self.deaths,
+            cleared_at=self.cleared_at,
         )
 
     def choose_route(self) -> ChooseRoute:

@@ -5,6 +5,7 @@ all calls are made on the event loop's thread.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from secrets import randbits
@@ -30,6 +31,7 @@ from nodes.gateway.events import (
     Aborted,
     Accepted,
     AskAlive,
+    AskMove,
     AskRoute,
     CancelAcknowledged,
     CancelFailed,
@@ -43,6 +45,7 @@ from nodes.gateway.events import (
     Event,
     Evicted,
     Failure,
+    MoveChosen,
     PeerLost,
     RouteChosen,
     RouteFailed,
@@ -70,11 +73,13 @@ from nodes.protocol import (
     AttemptsCancelled,
     AttemptsSubmitted,
     CancelAttempts,
+    ChooseMoves,
     DescribeTemplate,
     DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
+    MovesChosen,
     Prepare,
     Prepared,
     Resend,
@@ -154,6 +159,8 @@ class GatewayService:
         self._fresh: list[CallOutput] = []
         # Attempts that this turn of the loop submits, by scheduler.
         self._submits: dict[str, list[Submit]] = {}
+        # Requests for which this turn asks for another group, by the one whose worker is dead.
+        self._moves: dict[str, list[AskMove]] = {}
         self._is_flushing = False
         self.account = RequestAccount(ctx, config)
         self._timer = DeadlineTimer(lambda: self.ctx, self._core.next_deadline, lambda _: self.handle(Tick()))
@@ -393,7 +400,7 @@ class GatewayService:
 
     def handle(self, event: Event) -> None:
         self._driver.feed(event)
-        if (self._fresh or self._submits or self.account.num_tokens) and not self._is_flushing:
+        if (self._fresh or self._submits or self._moves or self.account.num_tokens) and not self._is_flushing:
             # Runs after the frames that have arrived already: a gateway that lags writes what they bring in one piece.
             self._is_flushing = True
             self.ctx.later(0.0, self._flush)
@@ -430,6 +437,8 @@ class GatewayService:
                 self.ctx.suspect(scheduler)
             case AskAlive(scheduler):
                 self.schedulers.ask_alive(scheduler, self.handle)
+            case AskMove():
+                self._moves.setdefault(command.holder, []).append(command)
             case AskRoute():
                 self.ctx.spawn(self._ask_route(command), name="route")
             case _:
@@ -463,6 +472,10 @@ class GatewayService:
                     note(Noted.SUBMITTED, one.request_id, one.attempt, len(one.prompt_ids) + len(one.output_ids))
                 then = partial(self._on_submitted, scheduler, some)
                 self.ctx.ask_then(scheduler, SubmitAttempts(attempts=some), then, timeout_s=_SUBMIT_TIMEOUT_S)
+        moves, self._moves = self._moves, {}
+        for asked in moves.values():
+            for moving in cut(asked, lambda one: _SUBMIT_BYTES + 5 * len(one.message.token_ids)):
+                self.ctx.spawn(self._ask_moves(moving), name="moves")
         fresh, self._fresh = self._fresh, []
         for output in fresh:
             output.flush()
@@ -515,6 +528,26 @@ class GatewayService:
             self.handle(RouteChosen(request_id, command.attempt, answer))
         else:
             self.handle(RouteFailed(request_id, command.attempt, _unfitting("a tokenizer")))
+
+    async def _ask_moves(self, asked: list[AskMove]) -> None:
+        """Requests of one group. Those for which there is no answer stay, and lose nothing by it."""
+        note, holder = self.ctx.trace.note, asked[0].holder
+        for one in asked:
+            note(Noted.ROUTING, one.message.request_id, one.attempt)
+        returns_in_s = min(one.returns_in_s for one in asked)
+        requests = [one.message for one in asked]
+        question = ChooseMoves(holder=holder, returns_in_s=returns_in_s, requests=requests)
+        routes: dict[str, Route] = {}
+        with contextlib.suppress(CallError):
+            answer = await self._tokenizers.ask_any(
+                self.ctx, TOKENIZER, question, timeout_s=ROUTE_TIMEOUT_S, patience_s=0.0
+            )
+            routes = answer.message.routes if isinstance(answer.message, MovesChosen) else routes
+        for one in asked:
+            request_id = one.message.request_id
+            note(Noted.ROUTED, request_id, one.attempt, request_id in routes)
+            if (route := routes.get(request_id)) is not None:
+                self.handle(MoveChosen(request_id, one.attempt, holder, route))
 
 
 def _num_prompts(question: Prepare) -> int:

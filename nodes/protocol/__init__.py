@@ -1,6 +1,7 @@
 """Messages between roles: a request's way round the ring, and steps between scheduler and worker.
 
     gateway -> tokenizer                Prepare, ChooseRoute           -> Prepared, Route
+    gateway -> tokenizer                ChooseMoves                    -> MovesChosen
     gateway -> tokenizer                Detokenize, DescribeVocabulary -> Detokenized, VocabularyIs
     gateway -> tokenizer                DescribeTemplate, DescribeTokenizer -> TemplateIs, TokenizerIs
     gateway -> gateway                  ReadResponse, AbortRequests    -> ResponseIs, RequestsAborted
@@ -16,7 +17,7 @@
     scheduler -> detokenizer            TokenBatch
     detokenizer -> gateway              TextBatch
     detokenizer -> scheduler            StopAt, Resend
-    scheduler -> gateway                AttemptFailed, PromptRead, Pooled
+    scheduler -> gateway                AttemptFailed, PromptRead, Pooled, WorkerAway
     gateway -> schedulers               FlushCache                     -> CacheFlushed
     supervisor, gateway -> gateway      FindCalls                      -> CallsFound
     operator -> kv_agent -> holders     see `nodes/protocol/memory.py`
@@ -65,6 +66,8 @@ from nodes.protocol.attempts import (
     ResendFrom,
     Submit,
     SubmitAttempts,
+    Suspected,
+    WorkerAway,
 )
 from nodes.protocol.control import AbortRequests, CacheFlushed, FlushCache, RequestsAborted
 from nodes.protocol.handoff import (
@@ -101,6 +104,7 @@ from nodes.protocol.records import CallsFound, FindCalls
 from nodes.protocol.responses import ReadResponse, ResponseIs
 from nodes.protocol.routing import (
     PROMPT_TAIL_CHARS,
+    ChooseMoves,
     ChooseRoute,
     DescribeTemplate,
     DescribeTokenizer,
@@ -108,6 +112,7 @@ from nodes.protocol.routing import (
     Detokenize,
     Detokenized,
     Load,
+    MovesChosen,
     Prepare,
     Prepared,
     Route,
@@ -151,6 +156,8 @@ NodeMessage = (
     | Prepared
     | Route
     | ChooseRoute
+    | ChooseMoves
+    | MovesChosen
     | Detokenize
     | Detokenized
     | DescribeVocabulary
@@ -175,6 +182,7 @@ NodeMessage = (
     | AttemptFailed
     | Pooled
     | PromptRead
+    | WorkerAway
     | Adopt
     | Adopted
     | Fence
@@ -222,6 +230,7 @@ __all__ = [
     "CallsFound",
     "CancelAttempts",
     "CancelPrefill",
+    "ChooseMoves",
     "ChooseRoute",
     "CloseGrant",
     "ClosePair",
@@ -251,6 +260,7 @@ __all__ = [
     "Load",
     "MapPool",
     "MemoryList",
+    "MovesChosen",
     "NodeMessage",
     "OfferPair",
     "OpenGrant",
@@ -294,6 +304,7 @@ __all__ = [
     "StreamOpen",
     "Submit",
     "SubmitAttempts",
+    "Suspected",
     "TakeUp",
     "TemplateIs",
     "TextBatch",
@@ -303,4 +314,5 @@ __all__ = [
     "TransferFailed",
     "TransferNews",
     "VocabularyIs",
+    "WorkerAway",
 ]

@@ -20,6 +20,8 @@ class Submit(Part, frozen=True):
     (`PromptRead`): what is cached before it may be used. Such an attempt is not prefilled elsewhere.
     An attempt that wants a vector (`RequestSpec.kind`) ends with `Pooled`, has no outputs and needs no
     detokenizer.
+    In a step of it `deaths` workers have died (`Suspected`). It is cleared of them once it has `cleared_at` output
+    tokens: until then another death counts on from there.
     """
 
     request_id: str
@@ -31,6 +33,8 @@ class Submit(Part, frozen=True):
     output_ids: list[int] = []
     prefill: str = ""
     prompt_position: int = 0
+    deaths: int = 0
+    cleared_at: int = 0
 
 
 class SubmitAttempts(Message, frozen=True):
@@ -150,3 +154,28 @@ class AttemptFailed(Message, frozen=True):
     code: str
     message: str = ""
     retryable: bool = True
+
+
+class Suspected(Part, frozen=True):
+    """An attempt that was in a step which a worker had not answered when it died, `deaths` workers by now.
+
+    That step may have killed it, and so may anything else. If it is not to blame, it has `cleared_at` output tokens
+    soon, those of earlier attempts included: all that the unanswered steps would have drawn, and one at least.
+    """
+
+    request_id: str
+    attempt: int
+    deaths: int
+    cleared_at: int
+
+
+class WorkerAway(Message, frozen=True):
+    """Tell, scheduler -> every gateway: my worker is dead, and will be back in about `returns_in_s`.
+
+    Told when the death is known, and again if the worker is not back by then, with the time that it has been away.
+    Attempts stay here until they are cancelled: steps go on when the worker is back. A gateway may move them to another
+    group meanwhile (`ChooseMoves`), the `suspects` once only. What is no positive number says nothing: attempts stay.
+    """
+
+    returns_in_s: float
+    suspects: list[Suspected] = []

@@ -15,6 +15,7 @@ class PrefillOrder(Part, frozen=True):
     An accepted order ends in `PrefillDone` or `PrefillFailed`, told repeatedly until `CancelPrefill`.
     Idempotent, and asked again as long as the pages are wanted: an asker that is silent for a lease counts as dead.
     `client`, `weight` and `priority` are those of the request (`RequestSpec`): it waits here among all others.
+    `deaths` and `cleared_at` as in `Submit`.
     """
 
     grant_id: str
@@ -30,6 +31,8 @@ class PrefillOrder(Part, frozen=True):
     client: str = ""
     weight: int = 1
     priority: int = 0
+    deaths: int = 0
+    cleared_at: int = 0
 
 
 class OrderPrefills(Message, frozen=True):

@@ -97,6 +97,28 @@ class ChooseRoute(Message, frozen=True):
     asks: list[str] = []
 
 
+class ChooseMoves(Message, frozen=True):
+    """Ask for each of these requests, which are at scheduler `holder`, whether another group goes on with it sooner.
+
+    The holder's worker is dead, and back in about `returns_in_s`. Answer: `MovesChosen`. Requests of one holder are
+    asked for together, those that wait in its queue included, and each counts for the next: not all find room at once.
+    """
+
+    holder: str
+    returns_in_s: float
+    requests: list[ChooseRoute]
+
+
+class MovesChosen(Message, frozen=True):
+    """Answer to `ChooseMoves`: new routes by request id. Requests that are not named stay.
+
+    Only groups that compute the same bits as the holder, have a worker and need less than `returns_in_s` for what they
+    do not have cached.
+    """
+
+    routes: dict[str, Route]
+
+
 class Detokenize(Message, frozen=True):
     """Ask a tokenizer for the text of token ids (the `/detokenize` route)."""
 
@@ -153,10 +175,14 @@ class TokenizerIs(Message, frozen=True):
 
 
 class Load(Message, frozen=True):
-    """What a scheduler publishes on topic `load` when it changes (by default at most ten times a second)."""
+    """What a scheduler publishes on topic `load` when it changes (by default at most ten times a second).
+
+    `prefill_tokens_per_s`: how many tokens of prompts its worker computes in a second, of late; 0: not known.
+    """
 
     num_running: int
     num_waiting: int
     num_free_pages: int
     num_pages: int
     num_waiting_tokens: int = 0
+    prefill_tokens_per_s: float = 0.0

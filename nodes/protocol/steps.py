@@ -173,6 +173,8 @@ class Adopted(Message, frozen=True):
     incarnation ends, because its pages are not in that pool.
     `group_epoch` is the epoch of rank 0 in the group of tensor-parallel ranks that the worker computes with; 0: it
     computes alone. `asks` are the names, with versions, of what it can do for a draw (`Asked.name`).
+    `start_s` is how long its start took, from its process's first moment until it was ready (0: not said): if it dies,
+    the next one is there after about that time.
     """
 
     worker_epoch: int
@@ -182,6 +184,7 @@ class Adopted(Message, frozen=True):
     incarnation: int = 0
     group_epoch: int = 0
     asks: list[str] = []
+    start_s: float = 0.0
 
 
 class Fence(Message, frozen=True):

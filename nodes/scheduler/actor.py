@@ -29,6 +29,7 @@ from mesh.runtime.driver import CoreDriver
 from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import Codec
+from mesh.wire.frames import PeerDown
 from mesh.wire.message import HotMessage, Message
 from nodes.actor_figures import KV_USAGE, RUNNING, WAITING
 from nodes.numerics import scheduler_numerics
@@ -64,6 +65,7 @@ from nodes.scheduler.events import (
     Tell,
     Told,
     Wake,
+    WorkerDied,
 )
 from nodes.scheduler.worker_link.pipeline import ADOPT_TIMEOUT_S
 
@@ -224,6 +226,11 @@ class SchedulerActor(Actor):
     @override
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         self._handle(PeerLost(peer))
+
+    @override
+    def on_peer_down(self, sender: Address, down: PeerDown) -> None:
+        if down.actor_id in self._config.ranks:
+            self._handle(WorkerDied(Address(down.actor_id, down.epoch)))
 
     @override
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:

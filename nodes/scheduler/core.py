@@ -55,6 +55,7 @@ from nodes.scheduler.events import (
     ReadyPeer,
     Told,
     Wake,
+    WorkerDied,
 )
 from nodes.scheduler.fates import Fates
 from nodes.scheduler.finish.endings import Endings
@@ -75,7 +76,8 @@ from nodes.scheduler.queue.turnover import Turnover
 from nodes.scheduler.rpc_handlers import RpcHandlers
 from nodes.scheduler.sequence import Sequence, Stage
 from nodes.scheduler.storing import PagesToStore
-from nodes.scheduler.worker_link import pipeline, worker_drain
+from nodes.scheduler.worker_link import absence, pipeline, worker_drain
+from nodes.scheduler.worker_link.absence import WorkerAbsence
 from nodes.scheduler.worker_link.pipeline import Pipeline
 from nodes.scheduler.worker_link.worker_deaths import WorkerDeaths
 from nodes.scheduler.worker_link.worker_drain import WorkerDrain
@@ -138,12 +140,14 @@ class SchedulerCore:
         room = (self.queue, self.running, self.growth, self.grants, self.orders, self.restores, self.recovered)
         self.admission = Admission(config, cache, *room, self.outbox)
         self.turnover = Turnover(self.queue, self.running, self.grants, self.admission.waits_for_prefix)
-        asked = (self.queue, self.attempts, self.orders, self.restores, self.streams, self.endings, self.outbox)
-        self.handlers = RpcHandlers(config, cache, *asked, lambda: self.is_drained and not len(self.recovered))
+        asked = (self.queue, self.attempts, self.orders, self.restores, self.streams, self.endings)
+        told = (self.deaths, self.outbox, lambda: self.is_drained and not len(self.recovered))
+        self.handlers = RpcHandlers(config, cache, *asked, *told)
         self.drain = WorkerDrain(config, self.orders, self.endings, self.deadlines)
         self.news = CacheNews(cache, self.outbox, self.deadlines)
         self.idle_check = IdleCheck(cache, self.outbox, self.deadlines)
-        self.load_reports = LoadReports(config, cache, self.queue, self.outbox, self.deadlines)
+        self.load_reports = LoadReports(config, cache, self.queue, *sent, prefills)
+        self.absence = WorkerAbsence(self.attempts, self.pipeline, *sent)
         self._ready: dict[str, ReadyPeer] = {}
         self._is_announced, self._steps_since_admission = False, 0
         self._on_due = self._due()
@@ -196,6 +200,8 @@ class SchedulerCore:
                 self._on_ask_failed(event, now)
             case PeerLost():
                 self._on_peer_lost(event.peer, now)
+            case WorkerDied():
+                self.absence.on_died(event.worker, now)
             case MembersChanged():
                 self._on_members(event, now)
             case FollowerReset():
@@ -288,6 +294,7 @@ class SchedulerCore:
 
     def _on_adopted(self, adopted: Adopted, now: float) -> None:
         self.handlers.vocab_size, self.handlers.asks = adopted.vocab_size, frozenset(adopted.asks)
+        self.absence.over()
         before = self.pipeline.numerics
         self.deaths.take_back(self.pipeline.on_adopted(adopted, now), now)
         if before != adopted.numerics:
@@ -321,6 +328,7 @@ class SchedulerCore:
                 self.own_grants.retry_now(actor_id)
         self._ready = dict(event.ready)
         self.storing.on_members(self._ready)
+        self.absence.on_members(self._ready)
         self.drain.on_members(event, now)
         self.handlers.is_worker_drained = self.drain.is_drained
         self.pipeline.on_members(self._ready, now)
@@ -387,6 +395,7 @@ class SchedulerCore:
             CHECK: lambda _, now: self.idle_check.on_due(now),
             # As for the next one: every wake looks.
             turnover.LOOK: lambda _, __: None,
+            absence.AWAY: lambda _, now: self.absence.on_due(now),
             worker_drain.DRAINED: lambda _, now: self.drain.on_due(now),
             # Nothing to do but wake: every wake reports the load.
             load_reports.LOAD: lambda _, __: None,

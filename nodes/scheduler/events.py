@@ -53,6 +53,12 @@ class PeerLost(NamedTuple):
     peer: Address
 
 
+class WorkerDied(NamedTuple):
+    """A supervisor says that an incarnation of a worker of this group is dead; its link has ended before that."""
+
+    worker: Address
+
+
 class ReadyPeer(NamedTuple):
     """A member that takes work; `numerics` is what a scheduler announces of its worker."""
 
@@ -91,7 +97,17 @@ class Wake(NamedTuple):
 
 
 Event = (
-    Told | Asked | Answered | AskFailed | PeerLost | MembersChanged | FollowerReset | DrainAsked | MemoryWanted | Wake
+    Told
+    | Asked
+    | Answered
+    | AskFailed
+    | PeerLost
+    | WorkerDied
+    | MembersChanged
+    | FollowerReset
+    | DrainAsked
+    | MemoryWanted
+    | Wake
 )
 
 

@@ -7,6 +7,7 @@ from nodes.roles import LOAD_TOPIC
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Outbox, Publish
 from nodes.scheduler.queue.policy import WaitingQueue
+from nodes.scheduler.rates import LearnedRate
 
 LOAD = "load"
 LOAD_INTERVAL_S = 0.1
@@ -17,13 +18,20 @@ class LoadReports:
     """Publishes `Load`. Pages that only the cache holds count as free, because they are evicted when needed."""
 
     def __init__(
-        self, config: SchedulerConfig, cache: PrefixCache, queue: WaitingQueue, outbox: Outbox, deadlines: Deadlines
+        self,
+        config: SchedulerConfig,
+        cache: PrefixCache,
+        queue: WaitingQueue,
+        outbox: Outbox,
+        deadlines: Deadlines,
+        prefills: LearnedRate,
     ) -> None:
         self._config = config
         self._cache = cache
         self._queue = queue
         self._outbox = outbox
         self._deadlines = deadlines
+        self._prefills = prefills
         self._last: Load | None = None
         self._not_before = 0.0
 
@@ -38,6 +46,8 @@ class LoadReports:
             num_free_pages=self._cache.num_available(),
             num_pages=self._cache.num_pages,
             num_waiting_tokens=self._queue.num_tokens(),
+            # Whole tokens: what is behind the point would only make equal reports unequal.
+            prefill_tokens_per_s=float(round(self._prefills.per_second)),
         )
         if load != self._last:
             self._last = load

@@ -45,6 +45,7 @@ from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.handoff.restore import RestoreQueue
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.worker_link.worker_deaths import WorkerDeaths
 from nodes.trace_notes import Noted
 
 Problem = tuple[str, str, bool, str | None]
@@ -64,6 +65,7 @@ class RpcHandlers:
         restores: RestoreQueue,
         streams: Streams,
         endings: Endings,
+        deaths: WorkerDeaths,
         outbox: Outbox,
         is_idle: Callable[[], bool],
     ) -> None:
@@ -75,6 +77,7 @@ class RpcHandlers:
         self._restores = restores
         self._streams = streams
         self._endings = endings
+        self._deaths = deaths
         self._outbox = outbox
         self._is_idle = is_idle
         self._num_rows = 0
@@ -220,6 +223,7 @@ class RpcHandlers:
             self._endings.finish(sequence, "length", now)
         else:
             self._queue.add(sequence)
+            self._deaths.arrived(sequence)
             self._restores.look(sequence)
 
     def _on_cancel(self, event: Asked, message: CancelAttempts, now: float) -> None:
@@ -266,6 +270,7 @@ class RpcHandlers:
         sequence = Sequence.from_order(self._next_row(), message, now)
         self._orders.accept(sender, message, sequence, now)
         self._queue.add(sequence)
+        self._deaths.arrived(sequence)
         self._restores.look(sequence)
         return None
 

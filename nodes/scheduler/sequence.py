@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvstore.cache.block_table import BlockTable
 from mesh.address import Address
 from nodes.prompt_payloads import PromptPayloads
-from nodes.protocol import PrefillOrder, Submit
+from nodes.protocol import PrefillOrder, Submit, Suspected
 from nodes.protocol.steps import LAST_SEQUENCE, Open
 from nodes.request import RequestSpec, Stages, StopRules
 
@@ -81,6 +81,7 @@ class Sequence:
         "arrived_at",
         "attempt",
         "capacity",
+        "cleared_at",
         "commit_at",
         "detokenizer",
         "entered_at",
@@ -155,8 +156,9 @@ class Sequence:
         self.is_vector, self.is_private = spec.is_vector, False
         self.stage, self.finish_reason = Stage.WAITING, ""
         self.num_computed = self.num_scheduled = self.num_inflight = self.num_preemptions = 0
-        # Workers that died with a step of it, since the last acknowledged one.
-        self.num_deaths = 0
+        # Workers that died with a step of it, since the last acknowledged one; of workers elsewhere, until it has so
+        # many output tokens: it begins again here, and a first chunk is not what killed them.
+        self.num_deaths = self.cleared_at = 0
         # Its client's, while it is held, and how many of its outputs are counted there.
         self.share: Share | None = None
         self.num_paid = 0
@@ -212,6 +214,7 @@ class Sequence:
         # Counted from the prompt, so that outputs of earlier attempts do not raise the limit.
         self.max_length = min(num_prompt + stop.max_tokens, context_length)
         self.detokenizer = submit.detokenizer
+        self.num_deaths, self.cleared_at = max(0, submit.deaths), submit.cleared_at
         if self.is_vector:
             # Its vector goes to the gateway from here, as it is.
             self.max_length, self.prefill, self.detokenizer = num_prompt, "", ""
@@ -234,6 +237,7 @@ class Sequence:
         self = cls(row_id, order.token_ids, order.num_prompt_tokens, spec, now)
         self.request_id, self.attempt = order.request_id, order.attempt
         self.order_id = order.grant_id
+        self.num_deaths, self.cleared_at = max(0, order.deaths), order.cleared_at
         return self
 
     def measure(self, now: float) -> Stages:
@@ -305,6 +309,16 @@ class Sequence:
             self.num_computed if self.pooled else 0,
             self.spec.second_from,
         )
+
+    def survived(self, num_drawn: int) -> None:
+        """A step with it, which drew `num_drawn` tokens for it, succeeded: it was not this one that killed workers."""
+        if self.num_output_tokens + num_drawn >= self.cleared_at:
+            self.num_deaths = 0
+
+    def suspected(self) -> Suspected:
+        """As one whose unanswered steps a worker has just died with."""
+        would_have = max(self.length, self.num_tokens + 1) - self.num_prompt_tokens
+        return Suspected(self.request_id, self.attempt, self.num_deaths + 1, max(self.cleared_at, would_have))
 
     def take_token(self, token_id: int, extra: bytes) -> None:
         if extra:

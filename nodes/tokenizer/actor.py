@@ -15,11 +15,13 @@ from mesh.address import Address
 from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver
 from mesh.wire.codec import Codec
+from mesh.wire.frames import PeerDown
 from nodes.model_spec import ModelError, ModelSpec, resolve_model
 from nodes.model_spec.small_files import read_template_file
 from nodes.model_spec.template_files import require_template
 from nodes.protocol import (
     PROMPT_TAIL_CHARS,
+    ChooseMoves,
     ChooseRoute,
     DescribeTemplate,
     DescribeTokenizer,
@@ -27,6 +29,7 @@ from nodes.protocol import (
     Detokenize,
     Detokenized,
     Load,
+    MovesChosen,
     Prepare,
     Prepared,
     Route,
@@ -53,6 +56,7 @@ from nodes.tokenizer.routing import (
     LinkLost,
     LoadChanged,
     MembersChanged,
+    PeerDied,
     RoutingCore,
 )
 from nodes.tokenizer.truncation import Truncation
@@ -119,6 +123,8 @@ class TokenizerActor(Actor):
             elif isinstance(message, ChooseRoute):
                 self._encoder.check_ids(message.token_ids, "prompt")
                 call.reply(self._route(message))
+            elif isinstance(message, ChooseMoves):
+                call.reply(MovesChosen(routes=self._moves(message)))
             elif isinstance(message, Detokenize):
                 self._on_detokenize(call, message)
             elif isinstance(message, DescribeVocabulary):
@@ -140,6 +146,9 @@ class TokenizerActor(Actor):
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         self._driver.feed(LinkLost(peer, self.ctx.now()))
+
+    def on_peer_down(self, sender: Address, down: PeerDown) -> None:
+        self._driver.feed(PeerDied(Address(down.actor_id, down.epoch)))
 
     def on_publication(self, publisher: Address, topic: str, sequence: int, message: Any) -> None:
         if isinstance(message, CacheEvents):
@@ -328,6 +337,11 @@ class TokenizerActor(Actor):
             ask.numerics,
             ask.asks,
         )
+
+    def _moves(self, ask: ChooseMoves) -> dict[str, Route]:
+        for request in ask.requests:
+            self._encoder.check_ids(request.token_ids, "prompt")
+        return self.routing.choose_moves(ask, self.ctx.now())
 
     async def _describe_vocabulary(self, call: Call) -> None:
         # In the thread of texts that are only counted: 152,000 tokens take a third of a second, once.

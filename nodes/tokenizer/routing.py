@@ -9,8 +9,9 @@ hash of the request id: tokenizers that know the same choose the same, and equal
 """
 
 import hashlib
+import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -19,14 +20,16 @@ from kvstore.hashing import TOKEN_BYTES, pack_tokens, page_hash, root_hash
 from kvstore.protocol import CacheEvents
 from mesh.address import Address
 from mesh.membership.view import READY, RELEASED, Member
-from nodes.protocol import Load, Route
+from nodes.protocol import ChooseMoves, ChooseRoute, Load, Route
 from nodes.request import VECTORS
-from nodes.roles import DETOKENIZER, SCHEDULER, SchedulerAttributes
+from nodes.roles import DETOKENIZER, SCHEDULER, WORKER, SchedulerAttributes
 from nodes.tokenizer.cache_index import CacheIndex
 from nodes.tokenizer.config import RoutingLimits
-from nodes.tokenizer.errors import MemoryReleased, NoCapacity, UnsupportedAsk
+from nodes.tokenizer.dead_workers import DeadWorkers
+from nodes.tokenizer.errors import MemoryReleased, NoCapacity, PrepareError, UnsupportedAsk
 
 PREFILL = "prefill"
+DECODE = "decode"
 MIXED = "mixed"
 REQUEST_TOKENS = 32
 """What a running or waiting request counts as, in prompt tokens, for the share of each step that it takes."""
@@ -34,6 +37,10 @@ SHORTAGE_WEIGHT = 2.0
 """A page that is not free counts as so many times its tokens, since another request will be preempted for it."""
 LOST_S = 5.0
 """How long a scheduler is the last choice after its link was lost, if nothing is heard of it: until its lease ends."""
+
+MOVE_S = 0.02
+"""What a move takes beside computing a prompt: some twelve messages one after the other, from the word of the death to
+the pages' arrival, of 0.2 to 0.5 ms each between processes, and the first step there, 6 ms or more beside others."""
 
 LEFT_S = 60.0
 """How long a group that has left is waited for, if no other can do what a request asks: a process that is started again
@@ -87,7 +94,13 @@ class LinkLost(NamedTuple):
     now: float
 
 
-Event = MembersChanged | CacheChanged | CacheUnknown | LoadChanged | LinkLost
+class PeerDied(NamedTuple):
+    """A supervisor has reaped this incarnation: if it was a group's worker, that group is away until the next one."""
+
+    peer: Address
+
+
+Event = MembersChanged | CacheChanged | CacheUnknown | LoadChanged | LinkLost | PeerDied
 Command = Follow | Unfollow
 
 
@@ -115,6 +128,13 @@ class _Scheduler:
         self.recent.append((now, num_tokens))
         self.num_recent_tokens += num_tokens
 
+    @property
+    def prefill_rate(self) -> float:
+        """Tokens of prompts that it computes in a second; 0.0 if that is not known."""
+        rate = 0.0 if self.load is None else self.load.prefill_tokens_per_s
+        # A number off the wire: of one that is none, nothing is known.
+        return rate if math.isfinite(rate) and rate > 0 else 0.0
+
     def holds(self, num_tokens: int) -> bool:
         """Whether a prompt fits its pool at all, as far as is known: if not, the scheduler would refuse the order."""
         return self.load is None or num_tokens <= self.load.num_pages * self.attributes.page_size
@@ -135,6 +155,7 @@ class RoutingCore:
         # What each group's last worker could do, also of groups that are away; when those that left were first missed.
         self._could: dict[str, Collection[str]] = {}
         self._missed_at: dict[str, float] = {}
+        self._dead_workers = DeadWorkers()
 
     @property
     def num_indexed_pages(self) -> int:
@@ -147,6 +168,9 @@ class RoutingCore:
             lost = self.schedulers.get(event.peer.actor_id)
             if lost is not None and lost.epoch == event.peer.epoch:
                 lost.lost_until = event.now + LOST_S
+            return []
+        if isinstance(event, PeerDied):
+            self._dead_workers.died(event.peer)
             return []
         scheduler = self.schedulers.get(event.scheduler)
         if scheduler is None:
@@ -189,9 +213,7 @@ class RoutingCore:
         def rank(scheduler: _Scheduler) -> tuple[object, ...]:
             return (
                 scheduler.actor_id in excluded,
-                # A host that is cut off stays a member until its lease ends, and dialling it is in vain.
-                now < scheduler.lost_until,
-                not scheduler.attributes.worker_ready,
+                *self._absence(scheduler, now),
                 # A prefill group decodes only while no other group can. A vector is a prefill: others do it as well,
                 # but with their decoding in its way.
                 scheduler.attributes.phase not in (PREFILL, MIXED)
@@ -206,9 +228,7 @@ class RoutingCore:
         decode = min(ready, key=rank)
         prefill = None
         if decode.attributes.phase not in (PREFILL, MIXED) and not is_vector:
-            # One that is excluded, lost or without a worker is worse than the decode scheduler, which can prefill.
-            others = [one for one in ready if one.attributes.phase == PREFILL and one.holds(len(token_ids))]
-            prefill = min((one for one in others if not any(rank(one)[:3])), key=rank, default=None)
+            prefill = min(self._prefilling(ready, len(token_ids), excluded, now), key=rank, default=None)
         for scheduler in filter(None, (decode, prefill)):
             scheduler.remember(now, len(token_ids) - overlaps[scheduler.actor_id])
         return Route(
@@ -216,6 +236,106 @@ class RoutingCore:
             prefill="" if prefill is None else prefill.actor_id,
             detokenizer=detokenizer,
         )
+
+    def choose_moves(self, ask: ChooseMoves, now: float) -> dict[str, Route]:
+        """New routes, by request id, for those requests of a holder without worker that go on sooner elsewhere.
+
+        Each that moves counts for the next one, so that of many only as many move as are computed in time. `now` as in
+        `choose`.
+        """
+        holder, moves = self.schedulers.get(ask.holder), dict[str, Route]()
+        for request in ask.requests if holder is not None else ():
+            assert holder is not None, "without one nothing is looked at"
+            if (route := self._move(holder, request, ask.returns_in_s, now)) is not None:
+                moves[request.request_id] = route
+        return moves
+
+    def _move(self, holder: _Scheduler, request: ChooseRoute, returns_in_s: float, now: float) -> Route | None:
+        is_vector, num_tokens = VECTORS in request.asks, len(request.token_ids)
+        excluded = (*request.excluded, holder.actor_id)
+        numerics = request.numerics or holder.attributes.numerics
+        try:
+            able = self._able(request.asks, now)
+            detokenizer = "" if is_vector else self._choose_detokenizer(request.request_id, request.excluded)
+        except PrepareError:
+            return None
+        # A prefill group decodes for nobody whose own group is back in a moment, and decode groups make no vectors.
+        wrong_phase = DECODE if is_vector else PREFILL
+        groups = [
+            one
+            for one in able
+            # Before anything else: other bits may be other text, and to wait costs only time.
+            if one.attributes.numerics == numerics != ""
+            and one.attributes.phase != wrong_phase
+            and one.actor_id not in excluded
+            and one.holds(num_tokens)
+            and not any(self._absence(one, now))
+        ]
+        if not groups:
+            return None
+        prefilling = [
+            one
+            for one in ([] if is_vector else self._prefilling(able, num_tokens, excluded, now))
+            if one.attributes.numerics == numerics
+        ]
+        both = {one.actor_id: one for one in (*groups, *prefilling)}
+        overlaps = _overlaps(both.values(), request.token_ids, request.extra_key)
+        places = [self._place(one, prefilling, holder, num_tokens, overlaps, now) for one in groups]
+        seconds, decode, prefill = min(places, key=lambda one: (one[0], _draw(request.request_id, one[1].actor_id)))
+        # Nothing is less than a time that is no number.
+        if not seconds < returns_in_s:
+            return None
+        for scheduler in filter(None, (decode, prefill)):
+            scheduler.remember(now, num_tokens - overlaps[scheduler.actor_id])
+        return Route(decode=decode.actor_id, prefill=prefill.actor_id if prefill else "", detokenizer=detokenizer)
+
+    def _place(
+        self,
+        decode: _Scheduler,
+        prefilling: list[_Scheduler],
+        holder: _Scheduler,
+        num_tokens: int,
+        overlaps: Mapping[str, int],
+        now: float,
+    ) -> tuple[float, _Scheduler, _Scheduler | None]:
+        """Seconds until a moved request of `num_tokens` goes on in group `decode`, and who prefills it for that one."""
+        prefill = None
+        if decode.attributes.phase not in (PREFILL, MIXED):
+            costs = {one.actor_id: self._cost(one, num_tokens, overlaps[one.actor_id], now) for one in prefilling}
+            prefill = min(prefilling, key=lambda one: costs[one.actor_id], default=None)
+        where, num_cached = prefill or decode, overlaps[decode.actor_id]
+        for one in (where, decode):
+            one.forget_until(now - self._limits.recent_s)
+        load, page_size = decode.load, decode.attributes.page_size
+        num_new_pages = (num_tokens - num_cached + decode.num_recent_tokens) // page_size + 1
+        # Without a rate of its own: equal numerics mean equal machines, so the holder's says as much.
+        rate = next((one.prefill_rate for one in (where, decode, holder) if one.prefill_rate), 0.0)
+        if not rate or (load is not None and num_new_pages > load.num_free_pages):
+            # Others would have to make room for it, or it for them.
+            return math.inf, decode, prefill
+        waiting = where.num_recent_tokens + (0 if where.load is None else where.load.num_waiting_tokens)
+        work = num_tokens - max(num_cached, overlaps[where.actor_id]) + waiting
+        return MOVE_S + work / rate, decode, prefill
+
+    def _absence(self, scheduler: _Scheduler, now: float) -> tuple[bool, bool]:
+        """Whether it cannot be reached, and whether it has no worker."""
+        # A host that is cut off stays a member until its lease ends, and dialling it is in vain.
+        attributes, is_lost = scheduler.attributes, now < scheduler.lost_until
+        return is_lost, not attributes.worker_ready or self._dead_workers.is_away(attributes.group)
+
+    def _prefilling(
+        self, ready: Iterable[_Scheduler], num_tokens: int, excluded: Collection[str], now: float
+    ) -> list[_Scheduler]:
+        """Where a prompt may be prefilled for another group that decodes it."""
+        # One that is excluded, lost or without a worker is worse than the decode scheduler, which can prefill.
+        return [
+            one
+            for one in ready
+            if one.attributes.phase == PREFILL
+            and one.holds(num_tokens)
+            and one.actor_id not in excluded
+            and not any(self._absence(one, now))
+        ]
 
     def _able(self, asks: Collection[str], now: float) -> list[_Scheduler]:
         """The ready schedulers whose workers can do all of `asks`. Raises NoCapacity, UnsupportedAsk."""
@@ -272,6 +392,8 @@ class RoutingCore:
                 schedulers[member.actor_id] = member
             elif member.role == DETOKENIZER and member.state == READY:
                 detokenizers.append(member.actor_id)
+            elif member.role == WORKER:
+                self._dead_workers.see(member)
         self._detokenizers = sorted(detokenizers)
         commands: list[Command] = []
         for actor_id in sorted(self.schedulers.keys() - schedulers.keys()):

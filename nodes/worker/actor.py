@@ -88,7 +88,10 @@ def kill_this_process() -> None:
 
 
 class WorkerActor(Actor, Resident):
-    """One worker. `host` is where pools are mapped from; tests replace the arguments after it."""
+    """One worker. `host` is where pools are mapped from, `age` how many seconds old its process is.
+
+    Tests replace the arguments in between.
+    """
 
     role: ClassVar[str] = "worker"
     codec: ClassVar[Codec] = NODE_CODEC
@@ -101,9 +104,11 @@ class WorkerActor(Actor, Resident):
         make: RunnerFactory = make_runner,
         kill: Callable[[], None] = kill_this_process,
         collectives: Callable[[WorkerConfig], CollectivesMaker] = collectives_maker,
+        age: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._config = config
         self._kill = kill
+        self._age = age
         self._host = host
         self._pool: PagePool | None = None
         self._core: WorkerCore | None = None
@@ -130,6 +135,7 @@ class WorkerActor(Actor, Resident):
 
         Raises ModelError, PoolError, WorkerError, DeviceError or CallError.
         """
+        age_s = self._age()
         begin = self.ctx.metrics.begin
         begin("mesh_worker_steps_failed_total", "mesh_worker_tokens_total")
         begin("mesh_worker_steps_refused_total", reason=STEP_REFUSALS)
@@ -138,6 +144,8 @@ class WorkerActor(Actor, Resident):
         spec = config.spec()
         asks = self._persistent
         pool = self._pool = await wait_for_pool(self.ctx, asks, self._host, config, spec, self._on_refusal)
+        # Without the wait for the pool: while the group's memory is released it may be hours.
+        began = self.ctx.now()
         # Beside the load of the weights: a vocabulary of 152,000 tokens takes 1.2 s, and a successor is waited for.
         possible_asks = asyncio.ensure_future(_possible_asks(spec))
         runner = await self._engine.load(self.ctx, asks, spec, pool)
@@ -157,7 +165,13 @@ class WorkerActor(Actor, Resident):
         model: dict[str, Any] = {"numerics": runner.numerics, "vocab_size": spec.vocab_size}
         model |= {"max_batch_tokens": config.max_batch_tokens}
         own = {"incarnation": pool.info.incarnation, "group_epoch": self._ranks.epoch if self._ranks else 0}
-        self._adopted = Adopted(worker_epoch=self.ctx.address.epoch, asks=await possible_asks, **own, **model)
+        self._adopted = Adopted(
+            worker_epoch=self.ctx.address.epoch,
+            asks=await possible_asks,
+            start_s=age_s + self.ctx.now() - began,
+            **own,
+            **model,
+        )
         model |= {"model": spec.name, "kernels": self._engine.kernels_note, "quantization": spec.quantization}
         saves_memory = config.memory_saver and self._releases_in_place
         self.ctx.announce("ready", group=config.group, memory_saver=saves_memory, **model)

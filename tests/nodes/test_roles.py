@@ -16,7 +16,7 @@ ANSWERS = {
     "HasLetGo", "HasTakenUp", "PagesOffered", "GroupFormed", "ActorList", "Stopping", "Restarting", "ActorProof",
     "LogList", "LogParts", "AllowListTaken", "VocabularyIs", "TemplateIs", "TokenizerIs", "ResponseIs",
     "RequestsAborted", "CacheFlushed", "CallsFound", "NotesFound", "StoreOpened", "StoredFound", "StoreList",
-    "StoresFlushed", "FatesFound",
+    "StoresFlushed", "FatesFound", "MovesChosen",
 }  # fmt: skip
 PUBLISHED = {"CacheEvents", "Load"}
 

@@ -44,8 +44,8 @@ class Results:
         rows = zip(step.sequences, starts, counts, draws, token_ids, strict=True)
         for index, (sequence, start, count, draw, token_id) in enumerate(rows):
             sequence.num_inflight -= 1
-            # A step with it succeeded, so it was not this sequence alone that killed workers before.
-            sequence.num_deaths = 0
+            if sequence.num_deaths:
+                sequence.survived(draw)
             if errors and index in errors:
                 self._on_error(sequence, errors[index], now)
                 has_room = True

@@ -72,6 +72,8 @@ class Handoff:
             client=sequence.spec.client,
             weight=sequence.spec.weight,
             priority=sequence.spec.priority,
+            deaths=sequence.num_deaths,
+            cleared_at=sequence.cleared_at,
         )
 
 

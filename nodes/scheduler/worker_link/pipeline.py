@@ -20,7 +20,8 @@ worker's table is assumed to be empty: the first row of each sequence that is se
 Pure; owned by the core.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from typing import Final
 
 import msgspec
@@ -35,6 +36,7 @@ from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Announce, FenceWorker, Outbox, ReadyPeer, SendStep, Tag
 from nodes.scheduler.rates import LearnedRate
+from nodes.scheduler.sequence import Sequence, Stage
 from nodes.scheduler.worker_link.ranks import AdoptedRanks, Disagreement
 from nodes.scheduler.worker_link.result_check import (
     DISAGREED,
@@ -100,6 +102,8 @@ class Pipeline:
         self.adopted: Adopted | None = None
         self._worker_epoch = 0
         self.numerics, self.asks = "", tuple[str, ...]()
+        self.start_s = 0.0
+        """How long the last worker's start took, by its own word; 0.0 if it has none."""
         # Tokens of prompts, by steps that have hardly anything else in them.
         self.prefills = LearnedRate()
         self.table = 0
@@ -180,18 +184,19 @@ class Pipeline:
         return Announce(state, worker_ready, self.numerics, self.asks)
 
     def on_adopted(self, adopted: Adopted, now: float) -> list[Step]:
-        """Returns the steps that are not sent again, because too many workers have died in one of them."""
+        """Returns the steps that are not sent again: too many workers died in one, or a sequence of it has ended."""
         is_new = adopted.worker_epoch > self._worker_epoch
         self._worker_epoch = adopted.worker_epoch
         self.adopted = adopted
-        self.numerics, self.asks = adopted.numerics, tuple(adopted.asks)
+        self.numerics, self.asks, self.start_s = adopted.numerics, tuple(adopted.asks), adopted.start_s
         self._repeat_s = STEP_REPEAT_S
         self.table += 1
         if is_new:
             self._num_silences, self._is_mismatched = 0, False
         self._deadlines.clear((WORKER_LOST, ""))
-        # The same incarnation adopted again has not died, so its steps are evidence against nobody.
-        if is_new and self._blame():
+        # The same incarnation adopted again has not died, so its steps are evidence against nobody. Nor is a row sent
+        # again that nobody wants any more: its request may kill workers, and be computed by another group now.
+        if is_new and (self._blame() or self._has_ended()):
             steps = [sent.step for sent in self._sent]
             # Their numbers are used again: no worker has them any more, and a gap would be a step that never has a
             # result.
@@ -214,10 +219,17 @@ class Pipeline:
     def _blame(self) -> bool:
         """True if a sequence has seen too many deaths. These steps may have been computed: they count as recomputed."""
         self.num_recomputed_tokens += sum(len(sent.step.token_ids) for sent in self._sent)
-        hit = {sequence.row_id: sequence for sent in self._sent for sequence in sent.step.sequences}.values()
+        hit = self.unanswered()
         for sequence in hit:
             sequence.num_deaths += 1
         return any(sequence.num_deaths >= MAX_DEATHS for sequence in hit)
+
+    def _has_ended(self) -> bool:
+        return any(sequence.stage is Stage.ENDED for sequence in self.unanswered())
+
+    def unanswered(self) -> list[Sequence]:
+        """The sequences of steps that are not answered, each once."""
+        return list({sequence.row_id: sequence for sent in self._sent for sequence in sent.step.sequences}.values())
 
     def on_worker_lost(self, worker: Address, now: float) -> None:
         """A rank is gone or cut off. The loss of an incarnation before the adopted one is ignored."""
@@ -234,7 +246,7 @@ class Pipeline:
                 self.adopt(now)
                 return
 
-    def send(self, steps: Sequence[Step], now: float) -> None:
+    def send(self, steps: Items[Step], now: float) -> None:
         """Send the next steps as one plan; `can_send` must hold. All but the first are the same rows, a position on."""
         assert self.can_send, "the worker already has its maximum of plans"
         self.newest = steps[-1]

@@ -34,6 +34,7 @@ class AdoptedRanks:
         self._adopted: dict[int, Adopted] = {}
         self._ranks: dict[Address, int] = {}
         self._results: dict[int, dict[int, StepResult]] = {}
+        self._last: frozenset[Address] = frozenset()
 
     def begin(self) -> None:
         """The group is to be adopted: answers so far do not count."""
@@ -69,6 +70,7 @@ class AdoptedRanks:
             Address(actor_id, answer.worker_epoch): rank
             for rank, (actor_id, answer) in enumerate(zip(self.worker_ids, answers, strict=True))
         }
+        self._last = frozenset(self._ranks)
         if len(answers) == 1:
             return answers[0]
         return msgspec.structs.replace(
@@ -82,6 +84,10 @@ class AdoptedRanks:
     def rank_of(self, worker: Address) -> int:
         """The rank of an adopted incarnation; -1 for any other."""
         return self._ranks.get(worker, -1)
+
+    def was_whole_with(self, worker: Address) -> bool:
+        """Whether this incarnation was part of the group that was adopted last."""
+        return worker in self._last
 
     def addresses(self) -> list[Address]:
         """The incarnations that were adopted, by rank."""

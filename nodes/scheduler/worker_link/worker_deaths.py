@@ -5,6 +5,8 @@
                     their sequences goes through one step alone before it runs with others again
     third death     alone: the sequence is poisoned and fails for good, and the mesh lives on
 
+A sequence that was moved here from a group whose worker died brings the deaths that it was part of there.
+
 A fenced worker counts as dead: a sequence that makes it answer nonsense is found like one that kills it.
 An acknowledged step clears a sequence. After too long without any worker everything is sent elsewhere.
 Pure; owned by the core. The promise is that of `docs/architecture.md`: one bad request never takes the mesh with it.
@@ -39,22 +41,31 @@ class WorkerDeaths:
         self._suspects: dict[int, Sequence] = {}
         self.num_poisoned = 0
 
+    def arrived(self, sequence: Sequence) -> None:
+        """One that was moved here: if it was part of too many deaths already, it is alone in its steps from now on."""
+        if sequence.num_deaths >= MAX_DEATHS:
+            self._suspects[sequence.row_id] = sequence
+
     def next_suspect(self) -> Sequence | None:
-        while self._suspects:
-            row_id, first = next(iter(self._suspects.items()))
-            # One cleared by an acknowledged step, or gone from the batch (ended, preempted), is no longer a suspect.
-            if first.num_deaths and first.stage in (Stage.PREFILL, Stage.DECODE):
-                return first
-            del self._suspects[row_id]
+        for row_id, one in list(self._suspects.items()):
+            # One cleared by an acknowledged step, or that needs no more of them, is no longer a suspect.
+            if not one.num_deaths or one.stage >= Stage.RETAINED:
+                del self._suspects[row_id]
+            elif one.stage in (Stage.PREFILL, Stage.DECODE):
+                return one
         return None
 
     def take_back(self, steps: list[Step], now: float) -> None:
-        """Steps that are not sent again: their sequences return to where they stood before, and become suspects."""
+        """Steps that are not sent again: their sequences return to where they stood before.
+
+        All become suspects if one has been part of too many deaths; else a step was dropped with a row nobody wants.
+        """
         for step in steps:
             for sequence in step.sequences:
                 # By step, not by sequence: one that was in both steps in flight was counted twice.
                 sequence.num_inflight -= 1
         sequences = list({sequence.row_id: sequence for step in steps for sequence in step.sequences}.values())
+        is_suspicious = any(one.num_deaths >= MAX_DEATHS and one.stage is not Stage.ENDED for one in sequences)
         for sequence in sequences:
             if sequence.stage >= Stage.PREEMPTED:
                 # All unanswered steps are taken back, so none of this sequence's is in flight any more.
@@ -65,7 +76,8 @@ class WorkerDeaths:
                 self._poisoned(sequence, now)
             else:
                 self._running.rewind(sequence)
-                self._suspects[sequence.row_id] = sequence
+                if is_suspicious:
+                    self._suspects[sequence.row_id] = sequence
 
     def away_for_good(self, now: float) -> None:
         """No worker for too long: everything that waits for it fails, and can go elsewhere."""
@@ -74,10 +86,9 @@ class WorkerDeaths:
 
     def _poisoned(self, sequence: Sequence, now: float) -> None:
         self.num_poisoned += 1
-        message = (
-            f"{self._config.worker} died {sequence.num_deaths} times while it computed this request,"
-            " the last time alone"
-        )
+        # Some of them elsewhere, if it was moved from there.
+        who = f"workers, the last of them {self._config.worker}," if sequence.cleared_at else self._config.worker
+        message = f"{who} died {sequence.num_deaths} times while it computed this request, the last time alone"
         if sequence.order_id:
             self._endings.fail_order(self._orders, sequence.order_id, POISONED, message, now)
         else:

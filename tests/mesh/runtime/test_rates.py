@@ -1,11 +1,12 @@
 """How fast totals rise, and what a process uses."""
 
+import os
 import time
 from pathlib import Path
 
 import pytest
 
-from mesh.runtime.process_usage import process_usage
+from mesh.runtime.process_usage import process_age_s, process_usage
 from mesh.runtime.rates import Rates
 
 
@@ -37,6 +38,22 @@ def test_what_a_process_uses_rises_with_what_it_does() -> None:
     assert after.memory_bytes - before.memory_bytes > len(block) // 2
 
 
+def test_a_process_is_as_old_as_its_fork() -> None:
+    begins = time.monotonic()
+    before = process_age_s()
+    readable, writable = os.pipe()
+    if not (child := os.fork()):
+        os.write(writable, f"{process_age_s():.2f}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    with os.fdopen(readable) as told:
+        os.close(writable)
+        age_s = float(told.read())
+    took_s = time.monotonic() - begins
+    assert age_s <= took_s + 0.02, "and not as old as its parent"
+    assert before <= process_age_s() <= before + took_s + 0.02
+
+
 def test_without_a_descriptor_a_process_still_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Path) -> str:
         raise OSError(24, "Too many open files")
@@ -45,3 +62,4 @@ def test_without_a_descriptor_a_process_still_says_what_it_can(monkeypatch: pyte
     usage = process_usage()
     assert usage.cpu_s > 0.0
     assert usage.memory_bytes is None
+    assert process_age_s() == 0.0

@@ -32,12 +32,14 @@ from nodes.protocol import (
     AttemptsCancelled,
     AttemptsSubmitted,
     CancelAttempts,
+    ChooseMoves,
     ChooseRoute,
     DescribeTemplate,
     DescribeTokenizer,
     DescribeVocabulary,
     Detokenize,
     Detokenized,
+    MovesChosen,
     Pooled,
     Prepare,
     Prepared,
@@ -98,6 +100,7 @@ class Seen:
     resends: list[Resend] = field(default_factory=list)
     prepares: list[Prepare] = field(default_factory=list)
     traceparents: list[str] = field(default_factory=list)
+    moves: list[ChooseMoves] = field(default_factory=list)
     num_vocabularies: int = 0
 
 
@@ -124,6 +127,10 @@ class FakeTokenizer(Actor):
                 self.prepare(call, call.message)
             case ChooseRoute():
                 call.reply(self.route(call.message.excluded))
+            case ChooseMoves():
+                self.seen.moves.append(call.message)
+                moves = {one.request_id: self.route([call.message.holder]) for one in call.message.requests}
+                call.reply(MovesChosen(routes=moves))
             case DescribeVocabulary():
                 self.seen.num_vocabularies += 1
                 if self.faults.vocabulary_silent:

@@ -16,12 +16,15 @@ from nodes.protocol import (
     AttemptsCancelled,
     AttemptsSubmitted,
     CancelAttempts,
+    ChooseMoves,
     Detokenized,
     Load,
     Prepared,
+    Route,
     SubmitAttempts,
     TextBatch,
     TextDelta,
+    WorkerAway,
 )
 from tests.mesh.mesh_under_test import until
 from tests.nodes.gateway.fake_ring import CONFIG, FakeScheduler, FakeTokenizer, Ring
@@ -224,3 +227,61 @@ async def test_seeds_may_be_drawn_by_a_simulation() -> None:
         await take_place(ring, "g0", LocalGateway(CONFIG, draw_seed=lambda: 42))
         await generate(ring)
         assert ring.seen.submits[-1].spec.sampling.seed == 42
+
+
+class _SilentTokenizer(FakeTokenizer):
+    """Answers nothing to who wants to move."""
+
+    def on_ask(self, call: Any) -> None:
+        if not isinstance(call.message, ChooseMoves):
+            super().on_ask(call)
+
+
+class _OddTokenizer(FakeTokenizer):
+    """Answers something else."""
+
+    def on_ask(self, call: Any) -> None:
+        if isinstance(call.message, ChooseMoves):
+            call.reply(Route(decode="d1"))
+        else:
+            super().on_ask(call)
+
+
+async def with_two_groups(ring: Ring) -> Any:
+    """Two of the same numerics, and five requests at the first, which computes nothing for them."""
+    ring.scheduler.ctx.announce(numerics="bits")
+    ring.faults.silent = True
+    output = (await begin(ring, n=5)).output
+    await until(lambda: len(ring.seen.submits) == 5)
+    ring.faults.silent = False
+    await ring.start("d1", FakeScheduler(ring.faults, ring.seen), group="b", numerics="bits")
+    await until(lambda: len(ring.gateway.service.core._peers._schedulers.numerics) == 2)
+    return output
+
+
+def say_away(ring: Ring, returns_in_s: float = 5.0) -> None:
+    ring.scheduler.ctx.tell("g0", WorkerAway(returns_in_s=returns_in_s))
+
+
+async def test_requests_of_a_dead_worker_are_asked_for_in_one_ask_and_submitted_in_one(ring: Ring) -> None:
+    output = await with_two_groups(ring)
+    say_away(ring)
+    while not output.is_finished:
+        await output.wait()
+    (asked,) = ring.seen.moves
+    assert (asked.holder, len(asked.requests)) == ("d0", 5)
+    assert [one.attempt for one in ring.seen.submits] == [0] * 5 + [1] * 5
+    assert {(ref.attempt, ref.request_id) for ref in ring.seen.cancels} >= {
+        (0, one.request_id) for one in ring.seen.submits
+    }
+    assert ring.gateway.stats()["mesh_gateway_moves_total"] == 5
+
+
+@pytest.mark.parametrize("kind", [_SilentTokenizer, _OddTokenizer])
+async def test_without_an_answer_requests_stay(ring: Ring, kind: type[FakeTokenizer]) -> None:
+    await take_place(ring, "tok0", kind(ring.faults, ring.seen))
+    await with_two_groups(ring)
+    say_away(ring, 0.3)
+    await asyncio.sleep(0.4)
+    assert len(ring.seen.submits) == 5
+    assert ring.gateway.service.core.num_requests == 5

@@ -16,10 +16,12 @@ import structlog
 from kvstore.hashing import chain_hashes, root_hash
 from kvstore.protocol import CacheEvents, PageStored
 from mesh.actor import Actor
+from mesh.address import Address
 from mesh.errors import RemoteError
 from mesh.options import SystemOptions
 from mesh.simulation.network import SimulatedNetwork
 from mesh.testing.actors import Actors
+from mesh.wire.frames import PeerDown
 from nodes.asks import asked
 from nodes.asks.grammar import Grammar
 from nodes.model_spec import ModelDamaged, resolve_model
@@ -28,6 +30,7 @@ from nodes.model_spec.token_bytes import token_bytes
 from nodes.model_spec.vocabulary import load_tokenizer, vocabulary_facts
 from nodes.protocol import (
     PROMPT_TAIL_CHARS,
+    ChooseMoves,
     ChooseRoute,
     DescribeTemplate,
     DescribeTokenizer,
@@ -35,13 +38,14 @@ from nodes.protocol import (
     Detokenize,
     Detokenized,
     Load,
+    MovesChosen,
     Prepare,
     Prepared,
     StopAt,
 )
 from nodes.registry.actor import RegistryActor
 from nodes.request import VECTORS
-from nodes.roles import DETOKENIZER, GATEWAY, KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, SCHEDULER
+from nodes.roles import DETOKENIZER, GATEWAY, KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, SCHEDULER, WORKER
 from nodes.tokenizer.actor import TokenizerActor
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.tokenizer.encoding import TextEncoder
@@ -144,6 +148,8 @@ async def test_what_cannot_be_served_is_refused_by_name(mesh):
         "invalid_token_id", "prompt", False,
     )  # fmt: skip
     assert await failure(mesh, ChooseRoute(request_id="r", token_ids=[-1])) == ("invalid_token_id", "prompt", False)
+    bad = ChooseMoves(holder="s0", returns_in_s=9.0, requests=[ChooseRoute(request_id="r", token_ids=[-1])])
+    assert await failure(mesh, bad) == ("invalid_token_id", "prompt", False)
     assert await failure(mesh, Detokenize(token_ids=[300])) == ("invalid_token_id", "tokens", False)
     for text in ("x" * 64, "x" * 10_000_000):
         assert await failure(mesh, Prepare(request_id="r", texts=[text])) == (
@@ -231,6 +237,26 @@ async def test_prompts_do_not_wait_behind_what_is_only_counted(mesh, monkeypatch
     go_on.set()
     for count, answer in zip(counts[:2], await asyncio.gather(*asks), strict=True):
         assert answer.token_ids == [list(count.texts[0].encode())]
+
+
+async def test_requests_of_a_dead_worker_are_told_where_they_go_on_sooner(mesh):
+    for name in ("s0", "s1"):
+        scheduler = mesh.systems[name].actor.ctx
+        scheduler.announce(numerics="bits")
+        load = Load(num_running=0, num_waiting=0, num_free_pages=99, num_pages=99, prefill_tokens_per_s=1e4)
+        scheduler.publish(LOAD_TOPIC, load)
+    known = mesh.tokenizer.routing.schedulers
+    await until(lambda: all(known[name].attributes.numerics and known[name].load for name in ("s0", "s1")))
+    requests = [ChooseRoute(request_id=request_id, token_ids=PROMPT) for request_id in ("a", "b")]
+    moves = await ask(mesh, ChooseMoves(holder="s0", returns_in_s=1.0, requests=requests))
+    assert isinstance(moves, MovesChosen)
+    assert {name: route.decode for name, route in moves.routes.items()} == {"a": "s1", "b": "s1"}
+    mesh.tokenizer.on_members([], [], [])
+    await mesh.start("w1", Peer(WORKER), group="s1")
+    await until(lambda: mesh.tokenizer.ctx.members.get("w1") is not None)
+    mesh.tokenizer.on_peer_down(Address("supervisor", 1), PeerDown(actor_id="w1", epoch=1))
+    moves = await ask(mesh, ChooseMoves(holder="s0", returns_in_s=1.0, requests=requests))
+    assert moves.routes == {}, "s1 has no worker either"
 
 
 @pytest.mark.settings(inline_chars=10)

@@ -78,14 +78,17 @@ async def test_draining_ends_with_the_running_step() -> None:
 
 async def test_echo_over_the_pool() -> None:
     host = HeapHost()
-    actor = WorkerActor(config("echo?step_ms=1"), host)
+    actor = WorkerActor(config("echo?step_ms=1"), host, age=lambda: 7.0)
     context = await started(actor, Unreachable("agent-0"), pool(host))
     ((state, attributes),) = context.announced
     assert state == "ready"
     assert (attributes["group"], attributes["vocab_size"], attributes["numerics"]) == ("g", 259, "echo")
-    assert adopt(actor) == Adopted(
-        worker_epoch=5, numerics="echo", vocab_size=259, max_batch_tokens=2048, incarnation=1, asks=list(ASK_NAMES)
-    )
+    adopted = adopt(actor)
+    assert 7.0 <= adopted.start_s < 8.0, "its process's age at the start, and what that took since it had the pool"
+    assert adopted == Adopted(
+        worker_epoch=5, numerics="echo", vocab_size=259, max_batch_tokens=2048, incarnation=1, asks=list(ASK_NAMES),
+        start_s=adopted.start_s,
+    )  # fmt: skip
     actor.on_tell(SCHEDULER, *plan(1, [7, 8, 9]))
     actor.on_tell(SCHEDULER, *plan(2, [7], start=3))
     assert actor.stats() == {"mesh_worker_queued_steps": 1.0}

@@ -1,0 +1,47 @@
+"""Planted bugs in what moves away from a dead worker, for the suite `moves`; how they are planted: `mutations.py`."""
+
+from typing import Any
+
+import msgspec
+
+from nodes.gateway.core import GatewayCore
+from nodes.gateway.events import Failure, MoveChosen
+from nodes.gateway.peers import Peers
+from nodes.gateway.requests import RequestState
+from nodes.protocol import ChooseMoves, Route
+from nodes.scheduler.worker_link.pipeline import Pipeline
+from nodes.tokenizer.routing import RoutingCore
+from tests.simulation.planting import bug, returns
+
+
+def _as_a_failure(on_move: Any, self: GatewayCore, event: MoveChosen, now: float) -> None:
+    state = self.requests.get(event.request_id)
+    attempt = -1 if state is None else state.attempt
+    on_move(self, event, now)
+    if state is None or state.attempt == attempt:
+        return
+    state.fail(is_lost=False)
+    if state.num_failures >= self._config.max_attempts:
+        self._end(state, None, Failure("worker_lost", "gave up"), now)
+
+
+def _as_any_route(_: Any, self: RoutingCore, ask: ChooseMoves, now: float) -> dict[str, Route]:
+    return {
+        one.request_id: self.choose(
+            one.request_id, one.token_ids, one.extra_key, [ask.holder], now, one.numerics, one.asks
+        )
+        for one in ask.requests
+    }
+
+
+MOVES = {
+    "a move counts as a failed attempt": bug(0, (GatewayCore, "_on_move", _as_a_failure)),
+    "a request that kills moves again and again":
+        bug(8, (RequestState, "may_move", property(lambda self: True))),
+    "deaths do not go with a request":
+        bug(0, (RequestState, "submit", lambda submit, self, gateway: msgspec.structs.replace(
+            submit(self, gateway), deaths=0, cleared_at=0))),
+    "what has moved is sent to the next worker all the same": bug(0, (Pipeline, "_has_ended", returns(False))),
+    "a move is chosen as any other route": bug(7, (RoutingCore, "choose_moves", _as_any_route),
+        (Peers, "has_equal", returns(True))),
+}  # fmt: skip
