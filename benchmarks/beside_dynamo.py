@@ -2,10 +2,10 @@
 
     python -m benchmarks.beside_dynamo DIR [--pace]
 
-DIR has the scripts of the peer, NVIDIA Dynamo 1.6.1: `install` (run before), `servers up | down`, and `mesh_load.py`, the client, which prints a
-row for each server and number of clients. Both have one prefill and one decode group and route by cached prefixes;
-Dynamo's mock engine computes nothing and moves no KV, ours (`echo`) writes, moves and reads real pages. With `--pace`
-steps of both take 6 ms. Without DIR nothing is measured, which is said.
+DIR has the scripts of the peer, NVIDIA Dynamo 1.6.1: `install` (run before), `servers up | down`, and `mesh_load.py`,
+the client, which prints a row for each server and number of clients. Both have one prefill and one decode group and
+route by cached prefixes; Dynamo's mock engine computes nothing and moves no KV, ours (`echo`) writes, moves and reads
+real pages. With `--pace` steps of both take 6 ms. Without DIR nothing is measured, which is said.
 """
 
 import argparse
