@@ -153,25 +153,24 @@ static void gather(const AttendCall& call, const Block& block, int base, int cou
   }
 }
 
-// Turns a row's scores of one split into weights, of positions up to `position`, and scales the sums so far down if the
-// maximum has grown.
-INLINE void weigh_row(const AttendCall& call, int position, int base, int row, int width, Scratch& scratch) {
+// Turns a row's scores of one split into weights, of positions `seen .. end - 1` of the split, and scales the sums so
+// far down if the maximum has grown. `IS_WHOLE`: all are seen, which is most splits of a long prompt.
+template <bool IS_WHOLE>
+INLINE void weigh_seen(int seen, int end, int row, int width, Scratch& scratch) {
   float* scores = scratch.weights + row * SPLIT;
-  const int seen = call.window && position - call.window + 1 > base ? position - call.window + 1 - base : 0;
-  const int end = position + 1 - base < SPLIT ? position + 1 - base : SPLIT;
-  if (end <= seen) {
-    memset(scores, 0, SPLIT * sizeof(float));
-    return;
+  constexpr int VECTORS = SPLIT / LANES;
+  Floats score[VECTORS], most = splat(-__builtin_inff());
+  UNROLL for (int i = 0; i < VECTORS; i++) {
+    score[i] = load(scores + i * LANES);
+    most = larger(most, IS_WHOLE ? score[i] : keep_lanes(score[i], seen - i * LANES, end - i * LANES, -__builtin_inff()));
   }
-  Floats most = splat(-__builtin_inff());
-  for (int i = 0; i < SPLIT; i += LANES)
-    most = larger(most, keep_lanes(load(scores + i), seen - i, end - i, -__builtin_inff()));
   const float before = scratch.highest[row], in_split = largest_lane(most);
   const float highest = before > in_split ? before : in_split;
   Floats sum = {};
-  for (int i = 0; i < SPLIT; i += LANES) {
-    const Floats weight = keep_lanes(exponential(load(scores + i) - highest), seen - i, end - i, 0.0f);
-    store(scores + i, weight);
+  UNROLL for (int i = 0; i < VECTORS; i++) {
+    Floats weight = exponential(score[i] - highest);
+    if (!IS_WHOLE) weight = keep_lanes(weight, seen - i * LANES, end - i * LANES, 0.0f);
+    store(scores + i * LANES, weight);
     sum = sum + weight;
   }
   if (highest > before && before > -__builtin_inff()) {
@@ -182,6 +181,15 @@ INLINE void weigh_row(const AttendCall& call, int position, int base, int row, i
   }
   scratch.highest[row] = highest;
   scratch.total[row] += sum_lanes(sum);
+}
+
+// The same for a row that sees positions up to `position`, in the split from `base` on.
+INLINE void weigh_row(const AttendCall& call, int position, int base, int row, int width, Scratch& scratch) {
+  const int seen = call.window && position - call.window + 1 > base ? position - call.window + 1 - base : 0;
+  const int end = position + 1 - base < SPLIT ? position + 1 - base : SPLIT;
+  if (end <= seen) memset(scratch.weights + row * SPLIT, 0, SPLIT * sizeof(float));
+  else if (seen == 0 && end == SPLIT) weigh_seen<true>(seen, end, row, width, scratch);
+  else weigh_seen<false>(seen, end, row, width, scratch);
 }
 
 template <class Scalar>
