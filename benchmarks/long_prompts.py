@@ -23,10 +23,10 @@ import tempfile
 import threading
 import time
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
@@ -47,6 +47,8 @@ from nodes.worker.weights.random_weights import RandomWeights
 PAGE_SIZE: Final = 16
 KINDS: Final = {PRODUCT: "products", GATED: "products", HEAD: "products", ATTEND: "attention", WRITE: "attention"}
 REST: Final = "rest"
+Seconds: TypeAlias = defaultdict[str, float]
+"""By kind."""
 PEAK_STEPS: Final = 2_000_000
 """About 20 ms: shorter than a time slice, so that some of the loops run undisturbed."""
 
@@ -59,7 +61,7 @@ class OneByOne:
 
     def __init__(self, functions: Any, clock: Callable[[], float]) -> None:
         self._functions, self._clock = functions, clock
-        self.seconds: Counter[str] = Counter()
+        self.seconds: Seconds = defaultdict(float)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._functions, name)
@@ -138,9 +140,9 @@ class Computed:
         self._pages = array("i", range(1, num_pages))
         self.digest = hashlib.blake2b(digest_size=8)
 
-    def seconds(self, begin: int, end: int) -> Counter[str]:
+    def seconds(self, begin: int, end: int) -> Seconds:
         """By kind."""
-        self.one_by_one.seconds = Counter()
+        self.one_by_one.seconds = defaultdict(float)
         ids = array("i", (300 + position % 1000 for position in range(begin, end)))
         columns = Columns(ids, array("i", (begin, end - begin, 0, 0)), self._pages, array("i", [end - begin - 1]))
         _, logits = self._steps.run(columns)
@@ -223,12 +225,12 @@ def main() -> None:
 
 def compare(computed: list[Computed], peaks: list[Peak], spec: ModelSpec, prompt: Prompt, rounds: int) -> None:
     """Computes a prompt's chunks with each of `computed`, in turns, and prints a line for each."""
-    total: list[Counter[str]] = [Counter() for _ in computed]
+    total: list[Seconds] = [defaultdict(float) for _ in computed]
     reached: dict[Peak, list[float]] = {peak: [] for peak in peaks}
     needed: Counter[str] = Counter()
     for begin, end in prompt.chunks:
         needed += operations(spec, begin, end)
-        turns: list[list[Counter[str]]] = [[] for _ in computed]
+        turns: list[list[Seconds]] = [[] for _ in computed]
         for _ in range(rounds):
             for peak in reached:
                 reached[peak].append(peak.gflops())
@@ -241,9 +243,7 @@ def compare(computed: list[Computed], peaks: list[Peak], spec: ModelSpec, prompt
         report(one.name, prompt, sums, needed, max(reached[peak]), statistics.median(reached[peak]))
 
 
-def report(
-    name: str, prompt: Prompt, seconds: Counter[str], needed: Counter[str], gflops: float, middle: float
-) -> None:
+def report(name: str, prompt: Prompt, seconds: Seconds, needed: Counter[str], gflops: float, middle: float) -> None:
     """One line: the whole prompt, and each kind's time, share of the time, and share of the peak."""
     whole = sum(seconds.values())
     share = sum(needed.values()) / whole / gflops / 1e9
