@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from nodes.worker.ops.native.builds import Library, choose_library, compiler, cpu_flags, load_build
-from nodes.worker.ops.native.sources import BUILDS, DIRECTORY, FLAGS, has_builds, sources_digest
+from nodes.worker.ops.native.sources import BUILDS, DIRECTORY, FLAGS, builds_for, has_builds, sources_digest
 
 ROOT = Path(__file__).parents[3]
 WIDE = "wide"
-RUNNABLE = [name for name, build in BUILDS.items() if has_builds() and cpu_flags().issuperset(build.needs)]
+RUNNABLE = builds_for(cpu_flags()) if has_builds() else []
 NAMES = [*RUNNABLE, *([WIDE] if RUNNABLE == ["avx2"] else [])]
 
 

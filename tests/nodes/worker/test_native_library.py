@@ -20,7 +20,7 @@ from nodes.worker.ops.native import builds, sources
 from nodes.worker.ops.native.builds import Choice, choose_library
 from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
 from nodes.worker.ops.native.probe import program_results
-from nodes.worker.ops.native.sources import BUILDS, DIRECTORY
+from nodes.worker.ops.native.sources import BUILDS, DIRECTORY, builds_for
 from nodes.worker.ops.native.steps import Columns, NativeSteps
 from nodes.worker.ops.native.weights import pack_weights
 from nodes.worker.ops.torch.load import load_host_runner
@@ -49,6 +49,13 @@ def test_where_there_is_a_compiler_the_best_build_loads() -> None:
     assert choice.build is not None, choice.note
     assert choice.build.name == RUNNABLE[0]
     assert {path.name.split(".")[0] for path in DIRECTORY.glob("*.so")} == {f"_{name}" for name in BUILDS}
+
+
+def test_a_slow_instruction_for_pairs_is_not_chosen() -> None:
+    zen3, zen4 = {"avx2", "fma", "bmi2"}, set(BUILDS["avx512_bf16"].needs)
+    assert builds_for(zen3) == ["avx2"]
+    assert builds_for(zen4) == ["avx512_bf16", "avx512", "avx2"]
+    assert builds_for(zen4 | {"amx_bf16", "amx_tile"}) == ["avx512", "avx2", "avx512_bf16"]
 
 
 def test_without_a_build_torch_computes_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@
 
 constexpr int SPLIT = 64;
 constexpr int MAX_HEAD_DIM = 256;
-constexpr int MAX_BLOCK_ROWS = 64;   // query heads of all tokens of a block
+constexpr int MAX_BLOCK_ROWS = 192;  // query heads of all tokens of a block: a split is gathered once for all of them
 
 struct AttendCall {
   const float *q, *k, *v;            // [rows] of heads, `stride` numbers apart
@@ -35,11 +35,15 @@ struct Block {
   int end;                                  // the span's
 };
 
+// Of a chunk all blocks for one KV head come first, then those for the next: one head's keys and values of 3,000
+// positions, 768 KB, stay in the second-level cache. Single tokens read pages of their own, all heads of a page together.
 static Block block_of(const AttendCall& call, int item) {
-  const int32_t* block = call.blocks + 3 * (item / call.kv_heads);
+  const int number = call.has_chunks ? item % call.num_blocks : item / call.kv_heads;
+  const int kv_head = call.has_chunks ? item / call.num_blocks : item % call.kv_heads;
+  const int32_t* block = call.blocks + 3 * number;
   const int32_t* span = call.spans + 4 * block[0];
   return {call.pages + span[2], span[0],          span[0] + block[1],  block[2],
-          span[3] + block[1],   item % call.kv_heads, span[0] + span[1]};
+          span[3] + block[1],   kv_head, span[0] + span[1]};
 }
 
 INLINE int padded_dim(int dim) { return (dim + 15) / 16 * 16; }
@@ -103,13 +107,8 @@ struct Scratch {
   float highest[MAX_BLOCK_ROWS], total[MAX_BLOCK_ROWS];
 };
 
-INLINE __m256 load_eight(const float* from) { return _mm256_loadu_ps(from); }
-INLINE __m256 load_eight(const Bfloat16* from) {
-  return (__m256)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
-}
-
-// Transposes eight rows of eight numbers; the results are stored `stride` numbers apart.
-INLINE void transpose_eight(const __m256 (&r)[8], float* to, int stride) {
+// Transposes eight rows of eight words.
+INLINE void transpose_eight(__m256 (&r)[8]) {
   __m256 a[8], b[8];
   UNROLL for (int i = 0; i < 4; i++) {
     a[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
@@ -122,9 +121,21 @@ INLINE void transpose_eight(const __m256 (&r)[8], float* to, int stride) {
     b[4 * i + 3] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0xee);
   }
   UNROLL for (int i = 0; i < 4; i++) {
-    _mm256_storeu_ps(to + i * stride, _mm256_permute2f128_ps(b[i], b[4 + i], 0x20));
-    _mm256_storeu_ps(to + (4 + i) * stride, _mm256_permute2f128_ps(b[i], b[4 + i], 0x31));
+    r[i] = _mm256_permute2f128_ps(b[i], b[4 + i], 0x20);
+    r[4 + i] = _mm256_permute2f128_ps(b[i], b[4 + i], 0x31);
   }
+}
+
+// How many numbers of a key are transposed at a time: eight words of them.
+template <class Scalar>
+constexpr int NUMBERS_AT_ONCE = 32 / sizeof(Scalar);
+
+// Stores eight keys' numbers of one word of theirs, or of the two that it has of bfloat16.
+INLINE void store_numbers(float*, __m256 words, float* to) { _mm256_storeu_ps(to, words); }
+INLINE void store_numbers(Bfloat16*, __m256 words, float* to) {
+  const __m256i pairs = _mm256_castps_si256(words);
+  _mm256_storeu_ps(to, _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)));
+  _mm256_storeu_ps(to + SPLIT, _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000))));
 }
 
 // Keys and values of `count` positions from `base` on, as float32; keys behind them are zeros.
@@ -132,6 +143,7 @@ template <class Scalar>
 static void gather(const AttendCall& call, const Block& block, int base, int count, Scratch& scratch) {
   const int dim = call.head_dim, width = padded_dim(dim);
   const int64_t to_value = call.value_bytes / (int64_t)sizeof(Scalar);
+  constexpr int AT_ONCE = NUMBERS_AT_ONCE<Scalar>;
   for (int position = 0; position < count; position += 8) {
     const Scalar* rows[8];
     const int valid = count - position < 8 ? count - position : 8;
@@ -141,37 +153,52 @@ static void gather(const AttendCall& call, const Block& block, int base, int cou
       for (int d = 0; d < dim; d += LANES)
         store_first(value + d, load_first(rows[i] + to_value + d, dim - d < LANES ? dim - d : LANES), LANES);
     }
-    for (int d = 0; d < dim; d += 8) {
-      __m256 eight[8];
+    for (int d = 0; d < dim; d += AT_ONCE) {
+      __m256 words[8];
+      const bool is_whole = valid == 8 && dim - d >= AT_ONCE;
       for (int i = 0; i < 8; i++) {
-        Scalar some[8] = {};
-        if (i < valid && dim - d < 8) memcpy(some, rows[i] + d, (dim - d) * sizeof(Scalar));
-        eight[i] = i < valid && dim - d >= 8 ? load_eight(rows[i] + d) : load_eight(some);
+        Scalar some[AT_ONCE] = {};
+        if (!is_whole && i < valid) memcpy(some, rows[i] + d, (dim - d < AT_ONCE ? dim - d : AT_ONCE) * sizeof(Scalar));
+        words[i] = load_as<__m256>(is_whole ? rows[i] + d : some);
       }
-      transpose_eight(eight, scratch.keys + d * SPLIT + position, SPLIT);
+      transpose_eight(words);
+      for (int i = 0; i < 8; i++)
+        store_numbers((Scalar*)nullptr, words[i], scratch.keys + (d + i * AT_ONCE / 8) * SPLIT + position);
     }
   }
 }
 
-// Turns a row's scores of one split into weights, of positions up to `position`, and scales the sums so far down if the
-// maximum has grown.
-INLINE void weigh_row(const AttendCall& call, int position, int base, int row, int width, Scratch& scratch) {
-  float* scores = scratch.weights + row * SPLIT;
-  const int seen = call.window && position - call.window + 1 > base ? position - call.window + 1 - base : 0;
-  const int end = position + 1 - base < SPLIT ? position + 1 - base : SPLIT;
-  if (end <= seen) {
-    memset(scores, 0, SPLIT * sizeof(float));
-    return;
+// Has positions `first .. last - 1` read from memory, for the split after this one.
+template <class Scalar>
+INLINE void prefetch_cells(const AttendCall& call, const Block& block, int first, int last) {
+  const int num_bytes = call.head_dim * (int)sizeof(Scalar);
+  for (int position = first; position < last; position++) {
+    const char* key = (const char*)cell_of<Scalar>(call, block, position);
+    for (int at = 0; at < num_bytes; at += 64) {
+      _mm_prefetch(key + at, _MM_HINT_T1);
+      _mm_prefetch(key + call.value_bytes + at, _MM_HINT_T1);
+    }
   }
-  Floats most = splat(-__builtin_inff());
-  for (int i = 0; i < SPLIT; i += LANES)
-    most = larger(most, keep_lanes(load(scores + i), seen - i, end - i, -__builtin_inff()));
+}
+
+// Turns a row's scores of one split into weights, of positions `seen .. end - 1` of the split, and scales the sums so
+// far down if the maximum has grown. `IS_WHOLE`: all are seen, which is most splits of a long prompt.
+template <bool IS_WHOLE>
+INLINE void weigh_seen(int seen, int end, int row, int width, Scratch& scratch) {
+  float* scores = scratch.weights + row * SPLIT;
+  constexpr int VECTORS = SPLIT / LANES;
+  Floats score[VECTORS], most = splat(-__builtin_inff());
+  UNROLL for (int i = 0; i < VECTORS; i++) {
+    score[i] = load(scores + i * LANES);
+    most = larger(most, IS_WHOLE ? score[i] : keep_lanes(score[i], seen - i * LANES, end - i * LANES, -__builtin_inff()));
+  }
   const float before = scratch.highest[row], in_split = largest_lane(most);
   const float highest = before > in_split ? before : in_split;
   Floats sum = {};
-  for (int i = 0; i < SPLIT; i += LANES) {
-    const Floats weight = keep_lanes(exponential(load(scores + i) - highest), seen - i, end - i, 0.0f);
-    store(scores + i, weight);
+  UNROLL for (int i = 0; i < VECTORS; i++) {
+    Floats weight = exponential(score[i] - highest);
+    if (!IS_WHOLE) weight = keep_lanes(weight, seen - i * LANES, end - i * LANES, 0.0f);
+    store(scores + i * LANES, weight);
     sum = sum + weight;
   }
   if (highest > before && before > -__builtin_inff()) {
@@ -182,6 +209,15 @@ INLINE void weigh_row(const AttendCall& call, int position, int base, int row, i
   }
   scratch.highest[row] = highest;
   scratch.total[row] += sum_lanes(sum);
+}
+
+// The same for a row that sees positions up to `position`, in the split from `base` on.
+INLINE void weigh_row(const AttendCall& call, int position, int base, int row, int width, Scratch& scratch) {
+  const int seen = call.window && position - call.window + 1 > base ? position - call.window + 1 - base : 0;
+  const int end = position + 1 - base < SPLIT ? position + 1 - base : SPLIT;
+  if (end <= seen) memset(scratch.weights + row * SPLIT, 0, SPLIT * sizeof(float));
+  else if (seen == 0 && end == SPLIT) weigh_seen<true>(seen, end, row, width, scratch);
+  else weigh_seen<false>(seen, end, row, width, scratch);
 }
 
 template <class Scalar>
@@ -200,7 +236,8 @@ static void attend_block(const AttendCall& call, const Block& block) {
   const int lowest = call.window && block.first > call.window - 1 ? block.first - (call.window - 1) : 0;
   const int first_base = lowest / SPLIT * SPLIT;
   for (int base = first_base; base < end; base += SPLIT) {
-    const int count = end - base < SPLIT ? end - base : SPLIT;
+    const int count = end - base < SPLIT ? end - base : SPLIT, next = base + SPLIT;
+    const int ahead = end - next < SPLIT ? end - next : SPLIT;
     gather<Scalar>(call, block, base, count, scratch);
     const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     for (int t = 0; t < tiles; t++) {
@@ -212,6 +249,7 @@ static void attend_block(const AttendCall& call, const Block& block) {
         weigh_row(call, call.sees_all ? end - 1 : block.first + r / group, base, r, width, scratch);
       multiply<Float32>(tile, weights, SPLIT, (const char*)scratch.values, width * 4, count, scratch.sums + row * width,
                         width, width / LANES, base == first_base);
+      if (ahead > 0) prefetch_cells<Scalar>(call, block, next + ahead * t / tiles, next + ahead * (t + 1) / tiles);
     }
   }
   for (int row = 0; row < rows; row++) {

@@ -4,8 +4,8 @@ from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from typing import Final
 
 MAX_HEAD_DIM: Final = 256
-"""As in attention.h: the most that supported models have. A thread's scratch grows with it (272 KB)."""
-MAX_BLOCK_ROWS: Final = 64
+"""As in attention.h: the most that supported models have. A thread's scratch grows with it (562 KB)."""
+MAX_BLOCK_ROWS: Final = 192
 """As in attention.h: query heads of all tokens of a block."""
 
 

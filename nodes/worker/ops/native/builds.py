@@ -13,7 +13,7 @@ from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from nodes.worker.ops.native.sources import BUILDS, DIRECTORY, has_builds, sources_digest
+from nodes.worker.ops.native.sources import DIRECTORY, builds_for, has_builds, sources_digest
 
 TORCH: Final = "torch"
 AUTO: Final = "auto"
@@ -63,8 +63,7 @@ def choose_library(wanted: str = AUTO) -> Choice:
     if wanted == AUTO and not has_builds():
         # No note, because the user can do nothing about an architecture other than x86-64.
         return Choice(None, "")
-    flags = cpu_flags()
-    names = [name for name, build in BUILDS.items() if wanted in (AUTO, name) and flags.issuperset(build.needs)]
+    names = [name for name in builds_for(cpu_flags()) if wanted in (AUTO, name)]
     if not names:
         missing = "AVX2" if wanted == AUTO else wanted.upper()
         return Choice(None, f"torch kernels: this CPU has no {missing}")

@@ -113,9 +113,27 @@ INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// If either operand is NaN, the result is the second one, so that a NaN there survives.
-INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
-INLINE Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+// If either operand is NaN, the result is the second one, so that a NaN there survives; so it is if both are zeros. The
+// instructions are named, because GCC 12 makes a comparison and a blend of `a > b ? a : b`.
+INLINE Floats larger(Floats a, Floats b) {
+#if LANES == 16 && defined(__AVX512F__)
+  return _mm512_maskz_max_ps(0xffff, a, b);  // without a mask compilers warn, see above
+#elif LANES == 8
+  return _mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+INLINE Floats smaller(Floats a, Floats b) {
+#if LANES == 16 && defined(__AVX512F__)
+  return _mm512_maskz_min_ps(0xffff, a, b);
+#elif LANES == 8
+  return _mm256_min_ps(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
 
 // Lanes `first .. last-1` of x, `other` in the rest.
 INLINE Floats keep_lanes(Floats x, int first, int last, float other) {
@@ -124,16 +142,32 @@ INLINE Floats keep_lanes(Floats x, int first, int last, float other) {
   return (lane >= first) & (lane < last) ? x : splat(other);
 }
 
-INLINE float sum_lanes(Floats x) {
-  for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; i++) x[i] += x[i + width];
-  return x[0];
+// Combines the first half of the lanes with the second, then the halves of that, down to one. In registers: as a loop
+// over lanes, this and the sum of a row of weights took longer than their exponentials.
+template <class Combine>
+INLINE float reduce_lanes(Floats x, Combine combine) {
+  __m256 eight;
+#if LANES == 8
+  eight = x;
+#else
+  eight = combine(
+      (__m256)__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7),
+      (__m256)__builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15));
+#endif
+  // The upper lanes of what follows are not used.
+  eight = combine(eight, _mm256_castps128_ps256(_mm256_extractf128_ps(eight, 1)));
+  eight = combine(eight, _mm256_permute_ps(eight, 0xee));
+  eight = combine(eight, _mm256_permute_ps(eight, 0x55));
+  return _mm256_cvtss_f32(eight);
 }
 
+INLINE float sum_lanes(Floats x) {
+  return reduce_lanes(x, [](__m256 a, __m256 b) { return _mm256_add_ps(a, b); });
+}
+
+// If the first of two lanes that are compared is NaN, it is lost.
 INLINE float largest_lane(Floats x) {
-  for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; i++) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
-  return x[0];
+  return reduce_lanes(x, [](__m256 a, __m256 b) { return _mm256_max_ps(a, b); });
 }
 
 // Which lanes are set in a comparison's result, a bit for each.
