@@ -38,9 +38,9 @@ SHORTAGE_WEIGHT = 2.0
 LOST_S = 5.0
 """How long a scheduler is the last choice after its link was lost, if nothing is heard of it: until its lease ends."""
 
-MOVE_S = 0.02
-"""What a move takes beside computing a prompt: some twelve messages one after the other, from the word of the death to
-the pages' arrival, of 0.2 to 0.5 ms each between processes, and the first step there, 6 ms or more beside others."""
+MOVE_S = 0.035
+"""What a move takes beside computing a prompt: 36 to 86 ms in 26 moves of `benchmarks/around.py`, nine at a time on two
+busy cores, from the submission to the first token; most of it for the grant and for pages that arrive."""
 
 LEFT_S = 60.0
 """How long a group that has left is waited for, if no other can do what a request asks: a process that is started again
