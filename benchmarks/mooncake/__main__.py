@@ -120,7 +120,8 @@ def _target(folder: Path) -> Iterator[str]:
     """A `transfer_engine_bench` that is read from and written to; its address."""
     log = folder / "target.log"
     with log.open("wb") as output:
-        process = subprocess.Popen([*_bench("target"), "--local_server_name=127.0.0.1"], stdout=output, stderr=output)
+        command = [*_bench("target"), "--local_server_name=127.0.0.1"]
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=_telling())
     try:
         deadline = time.monotonic() + 20.0
         while not (found := re.search(r"listening on (127\.0\.0\.1:\d+)", log.read_text(errors="replace"))):
@@ -137,12 +138,18 @@ def _bench(mode: str) -> list[str]:
     return [binary("transfer_engine_bench"), *(f"--{name}={value}" for name, value in flags.items())]
 
 
+def _telling() -> dict[str, str]:
+    """Its figures are lines of information, which agents do not want in their logs."""
+    return os.environ | {"MC_LOG_LEVEL": "INFO"}
+
+
 def _engine(address: str, operation: str, seconds: int) -> float:
     """GB/s, as it says itself."""
     flags = {"segment_id": address, "operation": operation, "block_size": PAGE, "batch_size": CALL_PAGES}
     flags |= {"threads": 2, "duration": seconds, "local_server_name": "127.0.0.1"}
     arguments = [f"--{name}={value}" for name, value in flags.items()]
-    done = subprocess.run([*_bench("initiator"), *arguments], capture_output=True, text=True, timeout=60, check=True)
+    command = [*_bench("initiator"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=_telling())
     found = re.search(r"throughput ([\d.]+) GB/s", done.stdout + done.stderr)
     assert found, done.stderr
     return float(found[1])
