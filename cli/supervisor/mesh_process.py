@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
+import uvloop
 
 from cli.errors import CannotBind, CliError
 from cli.exit_codes import ExitCode
@@ -74,7 +75,8 @@ def run_mesh(
         with log:
             setup_log(level=LogSettings.from_environment(os.environ).level, stream=log)
             try:
-                return asyncio.run(_MeshProcess(topology, directory, progress, owner).run())
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    return runner.run(_MeshProcess(topology, directory, progress, owner).run())
             except BindError as error:
                 raise CannotBind(
                     "the supervisor cannot listen", why=error.message, do="correct it, then start again"
