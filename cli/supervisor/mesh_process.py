@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-import structlog
 import uvloop
 
 from cli.errors import CannotBind, CliError
@@ -35,6 +34,7 @@ from mesh.address import Address, Endpoint
 from mesh.errors import BindError, MeshError, Superseded
 from mesh.membership.view import SUPERVISOR, Member
 from mesh.options import SystemOptions
+from mesh.runtime.plain_structlog import structlog
 from mesh.runtime.process_usage import process_usage
 from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.system import ActorSystem
