@@ -46,7 +46,7 @@ class Children:
         self._died = asyncio.Event()
         become_subreaper()
         # Not by the loop's own handlers, which uvloop refuses for this signal.
-        signal.signal(signal.SIGCHLD, lambda *_: loop.call_soon_threadsafe(self._reap))
+        signal.signal(signal.SIGCHLD, self._on_signal)
 
     def watch(self, process: Process, on_exit: OnExit) -> None:
         """Call `on_exit(status)` once, later, when the child has been reaped; `status` as of `waitstatus_to_exitcode`.
@@ -105,6 +105,9 @@ class Children:
 
     def close(self) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self._loop.call_soon_threadsafe(self._reap)
 
     def _reap(self) -> None:
         while True:

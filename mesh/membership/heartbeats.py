@@ -114,10 +114,14 @@ class Heartbeats:
             self._beat(supervisor, Renew(state, self._progress(), False, *version))
 
     def _send_to_registry(self) -> None:
-        registry = self._registration.registry
-        if registry is None or self._is_renewed_by_supervisor(registry):
+        registry, supervisor = self._registration.registry, self._registration.supervisor
+        if registry is None:
             return
-        if self._renews_others():
+        if supervisor is not None and self._is_here(registry):
+            # Otherwise it would wait for the registry to ask, and nobody would tell it that its epoch is over.
+            if not self._is_linked(supervisor):
+                self._renew_at(registry, next_in=0)
+        elif self._renews_others():
             self._renew_at(registry, self._renewals.due(self._loop.time()), EVERY)
         elif (peer := self._renew_at(registry)) is not None:
             peer.is_watched = True
@@ -126,10 +130,14 @@ class Heartbeats:
         state = self._me.describe().state
         return self._beat(registry, Renew(state, self._progress(), renewed=renewed or [], next_in=next_in))
 
-    def _is_renewed_by_supervisor(self, registry: Address) -> bool:
+    def _is_here(self, registry: Address) -> bool:
         peer = self._links.get(registry.actor_id)
-        is_here = peer is not None and peer.member is not None and peer.member.host == self._me.describe().host
-        return is_here and self._registration.supervisor is not None
+        return peer is not None and peer.member is not None and peer.member.host == self._me.describe().host
+
+    def _is_linked(self, supervisor: Address) -> bool:
+        """Whether the supervisor has answered; one that was only dialed may be gone."""
+        peer = self._links.get(supervisor.actor_id)
+        return peer is not None and peer.address == supervisor and peer.member is not None
 
     def _renews_others(self) -> bool:
         """Whether this is the supervisor of the registry's host: the registry itself sends it heartbeats."""

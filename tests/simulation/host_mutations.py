@@ -78,6 +78,7 @@ HOSTS = {
     # Its supervisor is gone too, so nobody else says that it is lost.
     "a host that is lost for good stays in the mesh": bug(1, LEASES_FOR_EVER),
     "a host that was cut off does not join again": bug(6, (Registration, "heartbeat", nothing)),
+    "who has lost its supervisor renews nothing": bug(95, (Heartbeats, "_is_linked", returns(True))),
     "a foreign PeerDown is believed": bug(3, (registration, "is_of_host", returns(True))),
     "a foreign Leave is believed": bug(3, (registry, "is_of_host", returns(True))),
     "a registry forgets the epochs of who has left": bug(1, EPOCHS_FORGOTTEN),
