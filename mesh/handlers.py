@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 from mesh.address import Address
 from mesh.calls.serving import Call
 from mesh.errors import NOT_SERVED
+from mesh.link.peer import Peer
 from mesh.membership.view import Member
 from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
-from mesh.wire.frames import Heartbeat, PeerDown
+from mesh.wire.frames import Heartbeat, PeerDown, Renewed
 
 
 class Handlers:
@@ -78,9 +79,13 @@ class Handlers:
         """
         return ""
 
-    def heartbeat_to(self, peer: Address) -> Heartbeat:
-        """The answer to a heartbeat from `peer`; called before `on_heartbeat`."""
+    def heartbeat_to(self, peer: Peer, renewed: Sequence[Renewed] = ()) -> Heartbeat:
+        """The answer to a heartbeat from `peer`; called before `on_heartbeat`. `renewed`: a supervisor's own actors."""
         return Heartbeat()
+
+    def waning(self) -> Sequence[Address]:
+        """For the registry: whose leases are about to end. They are asked to renew them. Called at every heartbeat."""
+        return ()
 
     async def drain(self) -> None:
         """Take no new work; return when all accepted work is done."""

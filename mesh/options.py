@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-import structlog
-
 from mesh.address import Address, Endpoint
 from mesh.membership.proof import HostSecret
 from mesh.membership.view import Member
+from mesh.runtime.plain_structlog import structlog
 from mesh.runtime.process_usage import ProcessUsage
 from mesh.runtime.trace_ring import TraceRing
 from mesh.wire.header import Limits

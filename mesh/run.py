@@ -17,12 +17,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-import structlog
 import uvloop
 
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint
 from mesh.options import SystemOptions
+from mesh.runtime.plain_structlog import structlog
 from mesh.runtime.process_usage import process_usage
 from mesh.runtime.run_directory import RunDirectory
 from mesh.runtime.telemetry import LogSettings, setup_log

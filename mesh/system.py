@@ -171,6 +171,7 @@ class ActorSystem:
         self.serving.lose(peer, reason)
         self.publishing.lose(peer)
         self.registration.peer_lost(peer.address)
+        self.heartbeats.lost(peer.address)
         self.tasks.call("on_peer_lost", self.actor.on_peer_lost, peer.address, reason)
 
     def stats(self, history_after: int | None = None) -> StatsReply:

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from cli.errors import BadConfig, BadKeys, NotRunning, WrongUsage
 from cli.plan.hosts import is_loopback
 from cli.plan.joining import Joiner, joined_settings, plan_joiner
@@ -22,6 +20,7 @@ from cli.plan.token import JoinToken, parse_token
 from cli.supervisor.host_files import SOME_REGISTRY, endpoint_at
 from cli.supervisor.welcome import Asker, unreachable
 from mesh.membership.keys import HostKey
+from mesh.runtime.plain_structlog import structlog
 from mesh.runtime.run_directory import HostRecord, RunDirectory
 from mesh.wire.frames import ListMembers, Members
 

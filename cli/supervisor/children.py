@@ -45,7 +45,8 @@ class Children:
         self._unclaimed: deque[tuple[Process, int]] = deque(maxlen=_MAX_UNCLAIMED)
         self._died = asyncio.Event()
         become_subreaper()
-        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        # Not by the loop's own handlers, which uvloop refuses for this signal.
+        signal.signal(signal.SIGCHLD, self._on_signal)
 
     def watch(self, process: Process, on_exit: OnExit) -> None:
         """Call `on_exit(status)` once, later, when the child has been reaped; `status` as of `waitstatus_to_exitcode`.
@@ -103,7 +104,10 @@ class Children:
             self._reap()
 
     def close(self) -> None:
-        self._loop.remove_signal_handler(signal.SIGCHLD)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self._loop.call_soon_threadsafe(self._reap)
 
     def _reap(self) -> None:
         while True:

@@ -97,6 +97,7 @@ class ProcessKeeper:
         self._drained: dict[str, int] = {}
         self.manifest = ManifestFile(directory, record)
         self._failure_code = ExitCode.NOT_READY
+        self._has_changed = False
         self._starter = ActorStarter(topology, directory, children, self._exits, record, supervisor_fd, secret)
         supervision = topology.settings.supervision
         policy = Policy(
@@ -131,11 +132,17 @@ class ProcessKeeper:
     def beat(self, address: Address, state: str, progress: str) -> None:
         if (kept := self._actors.get(address.actor_id)) is None:
             return
-        self._record.hello(address.actor_id)
+        is_ready = kept.watch.state == READY
+        if not is_ready:
+            self._record.hello(address.actor_id)
         if address.epoch == kept.watch.epoch:
             kept.is_released = state == RELEASED
-        self._record.working(address.actor_id, progress)
-        self._feed(Beat(address.actor_id, address.epoch, state in (READY, DRAINING, RELEASED), progress))
+        if progress or kept.watch.progress or not is_ready:
+            self._record.working(address.actor_id, progress)
+        self._driver.feed(Beat(address.actor_id, address.epoch, state in (READY, DRAINING, RELEASED), progress))
+        # A beat that changes nothing only puts deadlines off, and an armed timer is never put off.
+        if self._has_changed:
+            self._timer.arm()
 
     def stop(self, reason: str, *, force: bool) -> None:
         self._record.stops(reason, force=force)
@@ -192,7 +199,9 @@ class ProcessKeeper:
 
     def _handle(self, event: Event, now: float) -> list[Command]:
         commands = self.core.handle(event, now)
-        if self.core.drained != self._drained:
+        # Of the supervisor's messages nearly all are beats, and of these nearly all change nothing.
+        self._has_changed = bool(commands) or not isinstance(event, Beat)
+        if self._has_changed and self.core.drained != self._drained:
             # Before any actor is asked to end, so that others know by then that it does so by request.
             self._drained = self.core.drained
             self._listeners.drained(self._drained)

@@ -223,6 +223,14 @@ class MeshDirectory:
         except CliError:
             return None
 
+    def manifest_stamp(self) -> tuple[int, int, int] | None:
+        """Another one after every change of the manifest's file; None if there is none."""
+        try:
+            found = self._manifest.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
     def write_manifest(self, manifest: Manifest) -> None:
         _write(self._manifest, manifest)
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-import structlog
+import uvloop
 
 from cli.errors import CannotBind, CliError
 from cli.exit_codes import ExitCode
@@ -34,6 +34,7 @@ from mesh.address import Address, Endpoint
 from mesh.errors import BindError, MeshError, Superseded
 from mesh.membership.view import SUPERVISOR, Member
 from mesh.options import SystemOptions
+from mesh.runtime.plain_structlog import structlog
 from mesh.runtime.process_usage import process_usage
 from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.system import ActorSystem
@@ -74,7 +75,8 @@ def run_mesh(
         with log:
             setup_log(level=LogSettings.from_environment(os.environ).level, stream=log)
             try:
-                return asyncio.run(_MeshProcess(topology, directory, progress, owner).run())
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    return runner.run(_MeshProcess(topology, directory, progress, owner).run())
             except BindError as error:
                 raise CannotBind(
                     "the supervisor cannot listen", why=error.message, do="correct it, then start again"

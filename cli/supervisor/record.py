@@ -7,11 +7,10 @@ is logged too.
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-import structlog
-
 from cli.supervisor.exits import OUT_OF_MEMORY, Exit
 from cli.supervisor.progress import Progress
 from mesh.actor import Context
+from mesh.runtime.plain_structlog import structlog
 from mesh.supervision.events import (
     BACKOFF,
     DRAIN_OVERDUE,

@@ -87,9 +87,11 @@ class Registration:
         if self._me.bootstrap.learn(address):
             self._is_hurried = True
 
-    def hubs(self) -> list[str]:
+    @property
+    def supervisor(self) -> Address | None:
+        """The incarnation that started this actor, if any did."""
         supervisor = self._options.supervisor
-        return [hub.actor_id for hub in (supervisor and supervisor[0], self.registry) if hub is not None]
+        return supervisor[0] if supervisor is not None else None
 
     async def joined(self) -> None:
         # Several callers may wait, and one that gives up must not cancel it for the others.
@@ -116,10 +118,17 @@ class Registration:
             self._wanted.set()
 
     def heartbeat(self, peer: Address, beat: Heartbeat) -> None:
-        if peer == self.registry and (
-            not beat.known or (beat.registry_epoch, beat.version) != (self.view.registry_epoch, self.view.version)
-        ):
-            self._has_lapsed = self._has_lapsed or not beat.known
+        """What a hub says of the registry: join again if this actor has missed a change, or holds no lease any more."""
+        told, seen = (beat.registry_epoch, beat.version), (self.view.registry_epoch, self.view.version)
+        if peer == self.registry:
+            is_lapsed, is_behind = not beat.known, told != seen
+        elif peer == self.supervisor:
+            # It may know an earlier registry, or less of this one, than this actor does.
+            is_lapsed, is_behind = not beat.known and beat.registry_epoch >= seen[0], told > seen
+        else:
+            return
+        if is_lapsed or is_behind:
+            self._has_lapsed = self._has_lapsed or is_lapsed
             self._wanted.set()
 
     def members_changed(self, sender: Address, body: MembersChanged) -> bool:
@@ -137,10 +146,10 @@ class Registration:
 
     def may_say_dead(self, sender: Address, down: PeerDown) -> bool:
         """Whether the sender is entitled to report this death: a false report would cut off a living actor."""
-        host, view, supervisor = host_of(sender.actor_id), self.view, self._options.supervisor
+        host, view = host_of(sender.actor_id), self.view
         if sender == self.registry:
             return True
-        if supervisor is not None and supervisor[0] == sender:
+        if sender == self.supervisor:
             if not host:
                 return True
         else:

@@ -7,9 +7,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-import structlog
-
 from mesh.errors import MeshError
+from mesh.runtime.plain_structlog import structlog
 from mesh.runtime.telemetry import Metrics
 
 HANDLER_ERRORS: Final = "mesh_handler_errors_total"

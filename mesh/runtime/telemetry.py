@@ -15,9 +15,9 @@ from random import Random
 from typing import Final, NamedTuple, TextIO, cast
 
 import msgspec
-import structlog
 
 from mesh.errors import BadSetting
+from mesh.runtime.plain_structlog import structlog
 from mesh.wire.frames import Histogram, StatsReply
 
 SECONDS: Final = (

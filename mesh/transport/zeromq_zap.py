@@ -26,8 +26,9 @@ _ENDPOINT: Final = "inproc://zeromq.zap.01"
 _VERSION: Final = b"1.0"
 _NUM_FIELDS: Final = 6
 """Of a ZAP request (RFC 27/ZAP), from version to mechanism; credentials follow."""
-POLL_S: Final = 0.5
-"""One heartbeat interval: how long a revoked key may still be accepted here after this host's list has changed."""
+POLL_S: Final = 1.0
+"""How long a revoked key may still be accepted here after this host's list has changed. Nearly every look finds the
+same list, and each wakes the process."""
 
 
 class Door:

@@ -4,7 +4,7 @@ The header's `system` flag distinguishes these from the bodies of the actors' ow
 ActorSystem of every actor and by the registry; an actor sees only the asks that its class lists in `system_asks`.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -30,11 +30,26 @@ class Welcome(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """A sign of life. From a registry: its membership version, and whether it knows the receiver."""
+    """A sign of life. From a registry: its membership version, and whether it knows the receiver.
+
+    `unknown` are those of `Renew.renewed` that hold no lease. `renew`: the receiver's lease is about to end, and it is
+    to send a `Renew` now. A supervisor passes the version on to an actor that is behind it or holds no lease, and to no
+    other.
+    """
 
     registry_epoch: int = 0
     version: int = 0
     known: bool = True
+    unknown: list[str] = []
+    renew: bool = False
+
+
+class Renewed(Part, frozen=True):
+    """An actor whose lease its supervisor renews, `age_ms` after it heard from it; the lease counts from then."""
+
+    actor_id: str
+    epoch: int
+    age_ms: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Renew(Message, frozen=True):
@@ -42,10 +57,20 @@ class Renew(Message, frozen=True):
 
     `progress` describes a long operation in words for people (`loading 12/28 layers, 3.1 of 7.6 GB`); a starting actor
     whose `progress` changes is not considered stuck.
+
+    An actor on the registry's host leaves its lease to its supervisor: it sends `answer` false, the version of the
+    registry that it knows (0: it has not joined), and no heartbeat to the registry. The supervisor's own `Renew` at
+    the registry names these actors in `renewed`. `next_in`: heartbeat intervals until the sender's next one, 0 if none
+    is planned; only one of 1 is watched for.
     """
 
     state: str = ""
     progress: str = ""
+    answer: bool = True
+    registry_epoch: int = 0
+    version: int = 0
+    renewed: list[Renewed] = []
+    next_in: int = 1
 
 
 class ErrorBody(Message, frozen=True):

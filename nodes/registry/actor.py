@@ -3,6 +3,7 @@
 Every actor joins here, renews its lease by heartbeat, and is told every change; `nodes/registry/core.py` decides.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -20,9 +21,10 @@ from mesh.errors import (
     WRONG_SPEC,
     FrameRefused,
 )
+from mesh.link.peer import Peer
 from mesh.membership.proof import without_proof
 from mesh.membership.spec import spec_faults
-from mesh.membership.view import READY, Bootstrap, is_of_host
+from mesh.membership.view import READY, SUPERVISOR, Bootstrap, is_of_host
 from mesh.runtime.run_directory import RunDirectory
 from mesh.transport.base import Channel
 from mesh.wire.codec import Codec
@@ -35,6 +37,7 @@ from mesh.wire.frames import (
     Members,
     MembersChanged,
     Ping,
+    Renewed,
 )
 from nodes.registry.config import RegistryConfig
 from nodes.registry.core import RegistryCore, Stale
@@ -46,8 +49,11 @@ if TYPE_CHECKING:
     import asyncio
 
 ROLE: Final = "registry"
-_CHECK_S: Final = 0.5
-"""A tenth of a lease: one ends at most so much late. A pause of twice this is the registry's own, and is forgiven."""
+_CHECK_S: Final = 1.0
+"""The most between two looks at leases and at the file that says where the registry is. A lease that ends sooner is
+looked at when it does."""
+_PAUSE_S: Final = 0.5
+"""A look that comes so late means that the registry itself stood still: what was not renewed meanwhile is forgiven."""
 _MAX_DOUBTED: Final = 1024
 """100 KB; the actors of a mesh are hundreds. Refusals are counted beyond it."""
 _GATHER_S: Final = 0.02
@@ -93,7 +99,7 @@ class RegistryActor(Actor):
         self._lease_s = lease_s
         self._core: RegistryCore | None = None
         self._later_epoch = LaterEpoch(0.0, lease_s)
-        self._checked_at = 0.0
+        self._check_at = 0.0
         self._pending = PendingChanges(1)
         self._telling: asyncio.TimerHandle | None = None
         self._told_at = float("-inf")
@@ -120,8 +126,7 @@ class RegistryActor(Actor):
         me = msgspec.structs.replace(ctx.describe(), state=READY)
         self._core.admit(me)
         self._roll = Roll(me)
-        self._checked_at = ctx.now()
-        ctx.later(_CHECK_S, self._check)
+        self._check_soon(ctx.now())
         self._say_where()
 
     async def stop(self) -> None:
@@ -156,11 +161,31 @@ class RegistryActor(Actor):
         """A heartbeat renews the lease; `heartbeat_to` tells a peer that has none."""
         self.core.renew(peer, self.ctx.now())
 
-    def heartbeat_to(self, peer: Address) -> Heartbeat:
-        """What a member needs to detect that it has missed a change."""
-        core = self.core
-        version = self._ahead.get(peer, self._pending.version)
-        return Heartbeat(registry_epoch=core.epoch, version=version, known=core.knows(peer))
+    def heartbeat_to(self, peer: Peer, renewed: Sequence[Renewed] = ()) -> Heartbeat:
+        """What a member needs to detect that it has missed a change, and a supervisor of its actors."""
+        core, address = self.core, peer.address
+        version = self._ahead.get(address, self._pending.version)
+        unknown = self._renew(peer, renewed) if renewed else []
+        return Heartbeat(registry_epoch=core.epoch, version=version, known=core.knows(address), unknown=unknown)
+
+    def waning(self) -> list[Address]:
+        # The first heartbeat goes out before the start.
+        return self._core.waning(self.ctx.now()) if self._core is not None else []
+
+    def _renew(self, by: Peer, renewed: Sequence[Renewed]) -> list[str]:
+        """Renew the leases of a supervisor's own actors. Returns those of them that hold none."""
+        core, now, host = self.core, self.ctx.now(), host_of(by.address.actor_id)
+        sender = core.find(by.address.actor_id)
+        is_supervisor = sender is not None and sender.address == by.address and sender.role == SUPERVISOR
+        if not (is_supervisor and self.ctx.credentials.believe(by.address, is_proved=by.is_proved)):
+            self._refused(by.address, FrameRefused(NO_PROOF, f"{by.address} may not renew what others hold"))
+            return []
+        own = [one for one in renewed if is_of_host(one.actor_id, core.find(one.actor_id), host)]
+        return [
+            one.actor_id
+            for one in own
+            if not core.renew_for(Address(one.actor_id, one.epoch), now - one.age_ms / 1000.0)
+        ]
 
     def is_outlived(self, by: Address, epoch: int) -> bool:
         """One host alone does not end a registry that others have joined."""
@@ -248,9 +273,8 @@ class RegistryActor(Actor):
         if self._has_stopped:
             return
         now = self.ctx.now()
-        if now - self._checked_at > 2 * _CHECK_S:
+        if now - self._check_at > _PAUSE_S:
             self.core.forgive(now)
-        self._checked_at = now
         self._tell_all(self.core.expire(now))
         if self._told is not None and self._is_wrong(self._told.lookup()):
             if not self._unwritten:
@@ -258,7 +282,11 @@ class RegistryActor(Actor):
                     "registry_file_lost", why="new actors could not find the registry", then="the file is written again"
                 )
             self._say_where()
-        self.ctx.later(_CHECK_S, self._check)
+        self._check_soon(now)
+
+    def _check_soon(self, now: float) -> None:
+        self._check_at = min(now + _CHECK_S, max(now, self.core.next_expiry()))
+        self.ctx.later(self._check_at - now, self._check)
 
     def _is_wrong(self, told: tuple[Address, Endpoint] | None) -> bool:
         ours = self.ctx.address, self.ctx.endpoint

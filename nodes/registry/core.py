@@ -26,6 +26,9 @@ from mesh.membership.view import Member
 from mesh.wire.frames import Departed, Join, Joined, MembersChanged
 
 FOREVER = float("inf")
+_WANING = 0.4
+"""What is left of a lease when its holder is asked to renew it: 2 s of 5. A supervisor renews each 2 s what it heard
+up to 0.5 s before, so 2.5 s are left of a lease in good order, and four heartbeats of the registry go out in 2 s."""
 _MAX_DEPARTED = 4096
 """Clients, each with an id of its own, come and go by the thousand; a mesh's actors are hundreds. About 500 KB."""
 
@@ -148,6 +151,16 @@ class RegistryCore:
             return False
         self._expiry[address.actor_id] = max(self._expiry[address.actor_id], now + self.lease_s)
         return True
+
+    def renew_for(self, address: Address, heard_at: float) -> bool:
+        """Extend the lease of an actor that its supervisor heard at this time; False if it has to join (again)."""
+        # One that others have named lives, but is told of no changes before it has joined itself.
+        return address.actor_id not in self._heard and self.renew(address, heard_at)
+
+    def waning(self, now: float) -> list[Address]:
+        """Those whose leases end soon: nobody has renewed them for longer than a supervisor takes."""
+        soon = now + _WANING * self.lease_s
+        return [self._members[actor_id].address for actor_id, expiry in self._expiry.items() if expiry <= soon]
 
     def leave(self, address: Address, reason: str) -> MembersChanged | None:
         """End a membership; None if there is none of this incarnation."""

@@ -12,11 +12,14 @@ from kvstore.transfer.paired import transport
 from kvstore.transfer.paired.pair import Finished, Pair
 from mesh.calls import persistent_ask
 from mesh.membership import registration
+from mesh.membership.heartbeats import Heartbeats
 from mesh.membership.proof import Credentials, HostSecret
 from mesh.membership.registration import Registration
+from mesh.membership.renewals import Renewals
 from mesh.membership.view import Membership
 from mesh.supervision.core import Supervisor
 from mesh.transport.guard import Guard
+from mesh.wire.frames import Renewed
 from nodes.kv_agent.memory import actions
 from nodes.kv_agent.memory.actions import MemoryActions
 from nodes.kv_agent.memory.core import MemoryCore
@@ -75,6 +78,7 @@ HOSTS = {
     # Its supervisor is gone too, so nobody else says that it is lost.
     "a host that is lost for good stays in the mesh": bug(1, LEASES_FOR_EVER),
     "a host that was cut off does not join again": bug(6, (Registration, "heartbeat", nothing)),
+    "who has lost its supervisor renews nothing": bug(95, (Heartbeats, "_is_linked", returns(True))),
     "a foreign PeerDown is believed": bug(3, (registration, "is_of_host", returns(True))),
     "a foreign Leave is believed": bug(3, (registry, "is_of_host", returns(True))),
     "a registry forgets the epochs of who has left": bug(1, EPOCHS_FORGOTTEN),
@@ -100,6 +104,35 @@ KEYS = {
     "any supervisor says whose keys are taken": bug(1, (allow_list, "host_of", returns(HEAD))),
     "a host of another spec is taken": bug(0, (registry, "spec_faults", no_items)),
     "any host says which incarnations others have": bug(0, (Credentials, "may_vouch", returns(True))),
+}  # fmt: skip
+
+
+def _all_that_ever_came(due: Any, self: Renewals, now: float) -> list[Renewed]:
+    return [Renewed(actor_id, heard.epoch, 0) for actor_id, heard in self._heard.items()]
+
+
+def _as_if_heard_now(due: Any, self: Renewals, now: float) -> list[Renewed]:
+    return [altered(one, age_ms=0) for one in due(self, now)]
+
+
+def _nobody_is_behind(heard: Any, self: Renewals, *given: Any) -> bool:
+    heard(self, *given)
+    return False
+
+
+def _watched(receive: Any, self: Heartbeats, peer: Any, *frame: Any) -> None:
+    receive(self, peer, *frame)
+    peer.is_watched = True
+
+
+LEASES = {
+    # That the link of who is silent is lost is the other guard.
+    "the supervisor renews whom it has not heard from":
+        bug(0, (Renewals, "due", _all_that_ever_came), (Renewals, "lost", nothing)),
+    "a lease counts from its renewal": bug(0, (Renewals, "due", _as_if_heard_now)),
+    "nobody else is asked when the supervisor stands still": bug(1, (RegistryActor, "waning", no_items)),
+    "who is behind is not told": bug(33, (Renewals, "heard", _nobody_is_behind)),
+    "who renews for others is missed between two renewals": bug(35, (Heartbeats, "_on_heartbeat", _watched)),
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from tests.simulation import (
     drains,
     hosts,
     keys,
+    leases,
     moves,
     plans,
     prompts,
@@ -21,7 +22,7 @@ from tests.simulation import (
 )
 from tests.simulation.ask_mutations import ASKING
 from tests.simulation.disk_mutations import DISKS
-from tests.simulation.host_mutations import DRAINS, HOSTS, KEYS, RELEASES, RETURNS, STRANGERS
+from tests.simulation.host_mutations import DRAINS, HOSTS, KEYS, LEASES, RELEASES, RETURNS, STRANGERS
 from tests.simulation.move_mutations import MOVES
 from tests.simulation.mutations import PROMPTS, SCENARIO, TABLES
 from tests.simulation.planting import Bug
@@ -68,5 +69,6 @@ SUITES = {
         plans.run_seed, plans.PLANS, 20, 12, {"plans": 60, "steps in plans": 300, "died: worker": 1, "dropped": 1}, 500
     ),
     "moves": Suite(moves.run_seed, MOVES, 30, 24, {"moved": 40, "killed": 12, "both": 5, "unequal": 2}, 1000),
+    "leases": Suite(leases.run_seed, LEASES, 20, 12, {"hung: supervisor": 5, "died: registry": 5, "dropped": 100}, 500),
     "tables": Suite(tables.run_seed, TABLES, 40, 12, {"scheduler": 7}),
 }  # fmt: skip

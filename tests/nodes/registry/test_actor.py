@@ -140,7 +140,7 @@ async def test_a_registry_that_was_stopped_itself_forgives(mesh):
     actor = mesh.registry.actor
     # By private names: on virtual time nobody can be stopped without the others.
     actor.core._expiry["a"] = actor.ctx.now() - 1.0
-    actor._checked_at -= 60.0
+    actor._check_at -= 60.0
     await asyncio.sleep(2.0)
     assert mesh.members() == ["a#1", "registry#1"]
 
