@@ -6,8 +6,8 @@ import time
 
 BENCHMARKS = (
     "mesh_calls", "encryption", "kv_transfer", "tcp_transfer", "cores", "pages", "rebuild", "detokenizer", "linears",
-    "worker_steps", "row_pass", "ask_steps", "prompt_reads", "idle", "ring", "records", "spans", "fairness",
-    "engine", "in_process", "recovery", "around", "parsers",
+    "worker_steps", "long_prompts", "row_pass", "ask_steps", "prompt_reads", "idle", "ring", "records", "spans",
+    "fairness", "engine", "in_process", "recovery", "around", "parsers",
 )  # fmt: skip
 
 
