@@ -7,6 +7,7 @@ varies less.
 
 import argparse
 import asyncio
+import shlex
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -89,9 +90,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32, help="least number of requests per run")
     parser.add_argument("--waves", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--options", default="", help="more options of this checkout's mesh, for `.` beside itself")
     args = parser.parse_args()
     tree = args.before.resolve()
-    with mesh(*MESH, tree=tree) as one, mesh(*MESH) as other:
+    with mesh(*MESH, tree=tree) as one, mesh(*MESH, *shlex.split(args.options)) as other:
         asyncio.run(measure(Side(*one, tree), Side(*other), args))
 
 
