@@ -50,6 +50,10 @@ class Exchange:
     def is_paused(self) -> bool:
         return not self._events.has_room
 
+    @property
+    def has_body(self) -> bool:
+        return self._body is not None
+
     def write(self, data: bytes) -> None:
         """Raises the `ApiError` that the piece ends with, if the stream broke."""
         for event in data.split(b"\n\n"):
