@@ -72,7 +72,7 @@ EPOCHS_FORGOTTEN = (RegistryCore, "_newest", _members_alone)
 HOSTS = {
     # The pages are given to others while another host still sends into them.
     "a cancelled transfer is over before its bytes are":
-        bug(4, (Pair, "cancel", _over_at_once), (Pair, "_finish_current", _once), (Pair, "stopped", _once)),
+        bug(34, (Pair, "cancel", _over_at_once), (Pair, "_finish_current", _once), (Pair, "stopped", _once)),
     "generations are not compared where pages are sent":
         bug(84, (transport, "compare_generations", nothing), *SOURCES_LIVE),
     # Its supervisor is gone too, so nobody else says that it is lost.
@@ -84,7 +84,7 @@ HOSTS = {
     "a registry forgets the epochs of who has left": bug(1, EPOCHS_FORGOTTEN),
     # The second guard: the version that comes with each heartbeat.
     "changes that a cut swallowed are not missed":
-        bug(13, (Membership, "apply", _without_looking_for_gaps),
+        bug(23, (Membership, "apply", _without_looking_for_gaps),
             (Registration, "heartbeat", _without_looking_at_versions)),
 }  # fmt: skip
 

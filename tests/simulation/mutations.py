@@ -399,9 +399,9 @@ SCENARIO = {
     # Pages are given back, and cached, that another rank has yet to write in that step.
     "a step is over when its first rank is done":
         bug(22, (AdoptedRanks, "gather", lambda _, self, rank, result: result)),
-    "ranks go on without one that died": bug(14, (RankGroup, "_end", nothing)),
+    "ranks go on without one that died": bug(22, (RankGroup, "_end", nothing)),
     "a rank drops steps that another may have begun":
-        bug(14, (RankCore, "handle", lambda _, *event: WorkerCore.handle(*event))),
+        bug(22, (RankCore, "handle", lambda _, *event: WorkerCore.handle(*event))),
     "min_tokens are counted from the attempt": bug(54, (Sequence, "from_submit", _count_from_the_attempt)),
     "what a sampler looks back at is another's":
         bug(0, (Sequence, "opening", lambda opening, self:
@@ -426,7 +426,7 @@ SCENARIO = {
 
 PROMPTS = {
     "what is read of a prompt is one position late": bug(0, (EchoRunner, "_read", _one_late)),
-    "a chunk of a prompt is read twice": bug(15, (PromptPayloads, "add", _add_again)),
+    "a chunk of a prompt is read twice": bug(29, (PromptPayloads, "add", _add_again)),
     "what is cached is not read": bug(0, (Sequence, "reusable_ids", property(lambda self: self.token_ids))),
 }  # fmt: skip
 
