@@ -32,14 +32,24 @@ class Side:
 
     def __init__(self, port: int, name: str, tree: Path | None = None) -> None:
         self._port = port
-        self._pids: list[int] = [actor["pid"] for actor in actors(name, tree)]
+        self._roles: dict[int, str] = {actor["pid"]: actor["role"] for actor in actors(name, tree)}
         self.runs: list[Run] = []
+        self.by_role: dict[str, list[float]] = {}
+        """Microseconds of CPU for a token, of all actors of a role, for each run."""
+
+    def forget(self) -> None:
+        self.runs.clear()
+        self.by_role.clear()
 
     async def run(self, concurrency: int, num_requests: int, make_body: Callable[[int], dict[str, Any]]) -> None:
         """Do one run and record it."""
-        before_s = sum(map(cpu_seconds, self._pids))
+        before_s = {pid: cpu_seconds(pid) for pid in self._roles}
         level = await ask(self._port, concurrency, num_requests, make_body)
-        cpu_s = sum(map(cpu_seconds, self._pids)) - before_s
+        spent_s = {pid: cpu_seconds(pid) - before_s[pid] for pid in self._roles}
+        cpu_s = sum(spent_s.values())
+        for role in {*self._roles.values()}:
+            its_s = sum(spent_s[pid] for pid, its in self._roles.items() if its == role)
+            self.by_role.setdefault(role, []).append(its_s / level.num_output_tokens * 1e6)
         self.runs.append(Run(level.tokens_per_s, level.ttft.p50, cpu_s / level.num_output_tokens * 1e6))
 
 
@@ -56,8 +66,8 @@ async def measure(before: Side, after: Side, args: argparse.Namespace) -> None:
     )
     for concurrency in args.concurrency:
         num_requests = max(args.requests, args.waves * concurrency)
-        before.runs.clear()
-        after.runs.clear()
+        before.forget()
+        after.forget()
         for pair in range(args.pairs + 1):
             base = 1_000_000 * concurrency + pair * 10_000
             # In turns, and each is first as often as second.
@@ -65,8 +75,8 @@ async def measure(before: Side, after: Side, args: argparse.Namespace) -> None:
                 await side.run(concurrency, num_requests, lambda n, base=base: body(args.tokens, base + n))
             if pair == 0:
                 # Warm-up.
-                before.runs.clear()
-                after.runs.clear()
+                before.forget()
+                after.forget()
         pairs = list(zip(before.runs, after.runs, strict=True))
         speed = quartiles([b.tokens_per_s / a.tokens_per_s for a, b in pairs])
         ttft = statistics.median(b.ttft_p50_ms / a.ttft_p50_ms for a, b in pairs)
@@ -79,6 +89,9 @@ async def measure(before: Side, after: Side, args: argparse.Namespace) -> None:
             f"{ttft:>12.3f}{middle_before.cpu_us_per_token:>20.1f} us{middle_after.cpu_us_per_token:>8.1f} us  {cpu}",
             flush=True,
         )
+        medians = [{role: statistics.median(us) for role, us in side.by_role.items()} for side in (before, after)]
+        shown = [f"{role} {medians[0].get(role, 0):.1f} -> {us:.1f}" for role, us in sorted(medians[1].items())]
+        print(f"        by role, us for a token: {', '.join(shown)}", flush=True)
 
 
 def main() -> None:

@@ -14,9 +14,8 @@ from nodes.scheduler.events import Outbox, Publish
 
 NEWS: Final = "cache_news"
 GATHER_S: Final = 0.05
-"""How long changes wait for others. A request makes two publications, each a message to every tokenizer; what routing
-learns 50 ms later costs it a prefix only if both of two requests come within that time, and they are sent alike then.
-"""
+"""How long changes wait for others. A request makes two publications, each a message to every tokenizer. Routing misses
+a prefix by it only where a second request for it comes within this time, as it did before within a message's way."""
 RESTATE: Final = "restate"
 RESTATE_PAUSE_S: Final = 5.0
 """Stating 50,000 pages takes 0.1 s."""

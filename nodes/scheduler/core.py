@@ -422,13 +422,14 @@ class SchedulerCore:
         while self.pipeline.can_send:
             self._secure_pages(now)
             decoding, prefilling = self.running.decoding.values(), self.running.prefilling.values()
-            num_steps = self._num_consecutive()
+            num_steps = 1
             if (suspect := self.deaths.next_suspect()) is not None:
                 # It must be alone in the worker, too: a death while another step is in flight would prove nothing.
                 if self.pipeline.num_inflight:
                     break
                 decoding, prefilling = self.running.alone(suspect)
-                num_steps = 1
+            else:
+                num_steps = self._num_consecutive()
             link, config, tokens = self.pipeline, self.config, self._step_tokens()
             steps, newest = list[Step](), link.newest
             while len(steps) < num_steps:
@@ -454,6 +455,7 @@ class SchedulerCore:
     def _num_consecutive(self) -> int:
         """How many steps the worker may be sent at once: 1 unless a batch decodes and nothing else is to be done.
 
+        If more than 1, its rows have the pages for all of them from here on.
         What comes meanwhile waits for all of them, so those of all plans on their way may take `plan_horizon_s`.
         """
         horizon_s, rows = self.config.plan_horizon_s / self.config.pipeline_depth, self.running.decoding.values()
@@ -466,7 +468,8 @@ class SchedulerCore:
         # What looks back is drawn by what its last tokens were, which a device's step ahead does not know.
         if num_steps < 2 or len(rows) > self._step_tokens() or any(one.spec.sampling.looks_back for one in rows):
             return 1
-        # Pages are placed by the first of them. None is taken from others for that: `reserve` only takes free ones.
+        # Pages are placed by the first of them. Free and cached ones do: nobody who runs loses a page for this, since
+        # `reserve` preempts nobody, and step by step they would have been taken within 10 ms anyway.
         size = self.config.page_size
         short = [one for one in rows if one.num_scheduled + num_steps > one.capacity]
         return num_steps if all(one.reserve(one.num_scheduled + num_steps, size) for one in short) else 1

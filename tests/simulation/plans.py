@@ -78,6 +78,7 @@ def _free_at_the_first(acknowledge: Any, self: Results, acknowledged: Any, now: 
     for one in acknowledged.step.sequences:
         if one.stage >= Stage.PREEMPTED:
             one.num_inflight = min(one.num_inflight, 1)
+    # Its other steps are still answered: none of them may bring the count below what the first one left.
     later = [one for one in acknowledged.step.sequences if one.num_inflight <= 0]
     for one in later:
         one.num_inflight += 1
