@@ -95,6 +95,7 @@ class Retrier(Generic[Key, Item]):
         if self._fresh:
             fresh, self._fresh = self._fresh, {}
             for peer, keys in fresh.items():
+                # A peer that rests has just failed to answer: what is new to it is tried, what waits has its pause.
                 company = {} if peer in self._resting else self._waiting.pop(peer, {})
                 if company:
                     self._deadlines.clear((self._kind, peer))

@@ -534,6 +534,7 @@ class GatewayService:
         note, holder = self.ctx.trace.note, asked[0].holder
         for one in asked:
             note(Noted.ROUTING, one.message.request_id, one.attempt)
+        # They were gathered in one turn of the loop: the least time is right for all, and moves none in vain.
         returns_in_s = min(one.returns_in_s for one in asked)
         requests = [one.message for one in asked]
         question = ChooseMoves(holder=holder, returns_in_s=returns_in_s, requests=requests)

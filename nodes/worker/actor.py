@@ -351,6 +351,7 @@ class WorkerActor(Actor, Resident):
                 assert_never(command)
 
     def _send_result(self, command: SendResult) -> None:
+        # Another scheduler has adopted this worker meanwhile: what waits is still its predecessor's.
         if self._results and self._scheduler != command.actor_id:
             self._tell_results()
         self._scheduler = command.actor_id

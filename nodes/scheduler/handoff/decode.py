@@ -274,6 +274,7 @@ class DecodeHandoffQueue:
         self._deadlines.clear((EXPIRE, grant_id))
         if handoff.is_ordered:
             # Past that time the prefill scheduler's own lease has freed everything.
+            # Done, it only lets go of pages that stay cached there; failed, that scheduler may be computing in vain.
             is_done = handoff.done is not None and handoff.is_pulled
             self._cancel(
                 handoff.prefill,

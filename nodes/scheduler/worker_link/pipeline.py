@@ -250,6 +250,7 @@ class Pipeline:
         """Send the next steps as one plan; `can_send` must hold. All but the first are the same rows, a position on."""
         assert self.can_send, "the worker already has its maximum of plans"
         self.newest = steps[-1]
+        # Of the first one for all: a position more on each row is far below what a deadline allows for.
         timeout_s = self._times.timeout_s(*_size(steps[0]))
         plans: list[_Sent] = []
         for step in steps:

@@ -42,12 +42,14 @@ def taken_apart(plan: StepPlan, buffers: Sequence[Buffer]) -> Consecutive | None
     # numbers of a row.
     if not num_rows or rows[_COUNT] != ones or rows[_DRAWS] != ones or max(starts) > _LARGEST - MAX_STEPS:
         return None
+    # The first step has put its pages in their places, so that every later row begins behind them and brings none.
     placed = [first + count for first, count in zip(firsts, counts, strict=True)]
     if max(placed) > _LARGEST:
         return None
     first = msgspec.structs.replace(plan, num_steps=1)
     found: Consecutive = [(first, buffers)]
     rows[_FIRST_PAGE], rows[_NUM_PAGES] = array("i", placed), array("i", bytes(4 * num_rows))
+    # One buffer for all of them: a step copies its input tokens before it fills in what was drawn.
     drawn_before = memoryview(array("i", [-1]) * num_rows).cast("B")
     for number in range(1, plan.num_steps):
         later = rows[:]
