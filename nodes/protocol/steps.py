@@ -135,7 +135,8 @@ class StepResult(HotMessage, frozen=True):
 class StepResults(HotMessage, frozen=True):
     """Results of steps of one plan, in order, each as if it had been told by itself.
 
-    A worker that is given several steps at once tells their results together: all, or those of a millisecond.
+    A worker that is given several steps at once tells their results together: all, or those of a millisecond. That of a
+    step with `opens` goes at once: a client waits for its first token.
     """
 
     results: list[StepResult]

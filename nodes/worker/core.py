@@ -261,7 +261,9 @@ class WorkerCore:
             self._table.record(running.columns, result.token_ids)
             self._keep(result)
             self._next_step = max(self._next_step, plan.step + 1)
-            commands.append(SendResult(running.sender, result, running.is_followed and not self.is_draining))
+            # A row that has just been opened draws what its client has waited for since it called: that goes at once.
+            may_wait = running.is_followed and not plan.opens and not self.is_draining
+            commands.append(SendResult(running.sender, result, may_wait))
         return commands
 
     def _settle(self) -> list[Command]:

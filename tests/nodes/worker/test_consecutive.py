@@ -114,6 +114,9 @@ def test_only_a_result_that_another_one_follows_may_wait() -> None:
     core = adopted()
     core.handle(several(1, rows_of({}), 3))
     waits = [command.may_wait for _ in range(3) for command in core.handle(done(4)) if isinstance(command, SendResult)]
+    assert waits == [False, True, False], "what a row that has just been opened draws is waited for by a client"
+    core.handle(several(4, rows_of({"opens": False}), 3))
+    waits = [command.may_wait for _ in range(3) for command in core.handle(done(4)) if isinstance(command, SendResult)]
     assert waits == [True, True, False]
     again = [core.handle(arrived(step)) for step in (1, 2, 3)]
     assert [one[0].may_wait for one in again] == [False] * 3, "what is asked for again is answered at once"
