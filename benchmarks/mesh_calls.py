@@ -3,9 +3,10 @@
 Round trip: one ask after the other, against a blocking pyzmq echo of as many bytes. Throughput: one step's tokens for
 32 requests (`TokenBatch`), encoded, sent, received and decoded, against a hand-written drained loop that carries no
 envelope (one part, no header), and against `zmq.asyncio` with a pickled dataclass. They all take turns; the median of
-the rounds is shown.
+the rounds is shown. With `--xoscar`, an interpreter that has xoscar, its actors come after them.
 """
 
+import argparse
 import asyncio
 import pickle  # the baseline that this project does not use
 import statistics
@@ -149,7 +150,18 @@ def throughputs() -> dict[str, list[float]]:
     return figures
 
 
+def of_xoscar(interpreter: str) -> tuple[float, float]:
+    """Seconds of a round trip and messages a second, medians of as many runs as there are rounds."""
+    command = [interpreter, str(Path(__file__).with_name("xoscar_peer.py"))]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(ROUNDS)]
+    trips, rates = zip(*(map(float, run.stdout.split()) for run in runs), strict=True)
+    return statistics.median(trips) / 1e6, statistics.median(rates)
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--xoscar", metavar="PY", help="interpreter of an environment with xoscar (and uvloop)")
+    interpreter = parser.parse_args().xoscar
     with tempfile.TemporaryDirectory(prefix="kvb") as path:
         trips = {name: statistics.median(values) for name, values in uvloop.run(round_trips(Path(path))).items()}
     rates = {name: statistics.median(values) for name, values in throughputs().items()}
@@ -165,6 +177,12 @@ def main() -> None:
         f"  tell                      {tell:8.0f} msg/s  {tell / drained_rate:.2f} of the loop (goal: at least 0.7), "
         f"{tell / pickled_rate:.2f} of pickle (goal: at least 3)"
     )
+    if interpreter is None:
+        print("xoscar's actors: not measured, no --xoscar")
+        return
+    trip, rate = of_xoscar(interpreter)
+    print(f"  xoscar's actors           {trip * 1e6:8.0f} us     {ask / trip:.2f} of it is an ask and reply here")
+    print(f"                            {rate:8.0f} msg/s  {tell / rate:.1f} times as many are told here")
 
 
 if __name__ == "__main__":
