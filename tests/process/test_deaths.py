@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 import urllib.error
 
 import pytest
@@ -121,6 +122,30 @@ def test_a_step_past_its_deadline_ends_the_worker_and_in_the_end_the_request(hos
     assert host.ps()["worker-mixed-0"]["num_restarts"] == 3
     assert "has not ended within 1e-06 s" in host.meshctl("logs", "worker-mixed-0").stdout
     host.wait_ready()
+    host.ends_well(mesh)
+
+
+@pytest.mark.slow
+def test_while_the_supervisor_stands_still_its_actors_keep_their_leases(host):
+    """It renews them for all of its actors, so that the registry has to ask each of them itself."""
+    mesh = host.up(*ECHO, KVMESH_ROLES__REGISTRY__LEASE_S="2")
+    before = host.ps()
+    os.kill(mesh.pid, signal.SIGSTOP)
+    try:
+        ends = time.monotonic() + 4 * 2.0
+        num_asked = 0
+        while time.monotonic() < ends:
+            assert host.say(f"and still {num_asked}") == f"and still {num_asked}"
+            num_asked += 1
+        # What dies now is not started again, but it is missed by those who talk with it, and by no one else.
+        os.kill(before["detokenizer-0"]["pid"], signal.SIGKILL)
+    finally:
+        os.kill(mesh.pid, signal.SIGCONT)
+    replaced(host, "detokenizer-0", before["detokenizer-0"])
+    assert host.say("it moves again") == "it moves again"
+    deaths = {actor_id: entry["num_deaths"] for actor_id, entry in host.ps().items() if entry["num_deaths"]}
+    assert deaths == {"detokenizer-0": 1}
+    assert num_asked > 10
     host.ends_well(mesh)
 
 
