@@ -271,6 +271,32 @@ class FindStored(Message, frozen=True):
     prompts: list[StoredPrompt]
 
 
+class ListStoredPages(Message, frozen=True):
+    """Ask a kv_agent which pages its store on disk has, for tokenizers that have not seen them. Answer:
+    `StoredPagesListed`.
+
+    `first_slot` 0 and `used_after` -1 begin; the answer says what to go on with. `numerics` as in `FindStored`.
+    Errors: `no_store`, `unknown_group`, `not_open` and `store_loading` (try again).
+    """
+
+    group: str
+    numerics: str
+    first_slot: int = 0
+    used_after: int = -1
+
+
+class StoredPagesListed(Message, frozen=True):
+    """Pages on disk, each once in all answers: `hashes` of 16 bytes, one after the other, in no order.
+
+    `next_slot` and `used_after` are for the next ask; a `next_slot` of 0: that was all. What is stored meanwhile may be
+    missing, what goes is told in vain.
+    """
+
+    hashes: bytes
+    next_slot: int = 0
+    used_after: int = 0
+
+
 class MissedPages(Part, frozen=True):
     """So many pages one after the other that a store does not have, and why, as far as the agent knows it.
 
@@ -349,10 +375,23 @@ class CacheCleared(Message, frozen=True):
     on_disk: bool = False
 
 
+class PagesOnDisk(Message, frozen=True):
+    """Pages that the disk of `group`'s host has, cached or not: `hashes` of 16 bytes each, one after the other.
+
+    Told once a scheduler has begun, or states its cache anew: of these no `PageRemoved` has told.
+    """
+
+    group: str
+    hashes: bytes
+
+
+CacheEvent = PageStored | PageRemoved | CacheCleared | PagesOnDisk
+
+
 class CacheEvents(Message, frozen=True):
     """One publication on topic `kv_events`: the events since the previous one, in order.
 
     A gap in the publications' own sequence numbers tells a subscriber that it missed some; it then asks for a replay.
     """
 
-    events: list[PageStored | PageRemoved | CacheCleared]
+    events: list[CacheEvent]

@@ -33,6 +33,7 @@ from nodes.protocol import (
     JoinGroup,
     LetGo,
     ListMemory,
+    ListStoredPages,
     ListStores,
     MapPool,
     NodeMessage,
@@ -86,6 +87,7 @@ SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     (SCHEDULER,): (
         StepPlan, Adopt, Fence, OpenGrants, CloseGrant, OrderPrefills, CancelPrefill, AnnouncePages, PrefillNews,
         TokenBatch, AttemptFailed, PromptRead, Pooled, WorkerAway, OpenStore, StorePages, FindStored,
+        ListStoredPages,
     ),
     (WORKER,): (StepResult, StepResults, StepMismatch, JoinGroup),
     (DETOKENIZER,): (TextBatch, StopAt),

@@ -8,9 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
-
-CacheEvent = PageStored | PageRemoved | CacheCleared
+from kvstore.protocol import CacheCleared, CacheEvent, CacheEvents, PageRemoved, PageStored
 
 DEFAULT_LIMIT: Final = 65_536
 """About 60 MB with pages of 16 tokens; more than a cache of 50,000 pages states, or stating it anew would overflow."""

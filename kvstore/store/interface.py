@@ -16,6 +16,14 @@ class Stored(NamedTuple):
     sequences: list[int]
 
 
+class Listed(NamedTuple):
+    """Pages of a part of a store, as hashes one after the other, and the part that is next: slot 0 if that was all."""
+
+    hashes: bytes
+    next_slot: int = 0
+    used_after: int = 0
+
+
 class Store(Protocol):
     """All methods are called by one thread and return at once, but `wait` and `close`.
 
@@ -65,6 +73,13 @@ class Store(Protocol):
 
     def holds(self, hashes: Sequence[bytes]) -> list[bool]:
         """Which of these pages are there as far as is known, wherever they are in a prompt; none counts as used."""
+        ...
+
+    def listed(self, first_slot: int, used_after: int) -> Listed:
+        """What is there from `first_slot` on; begins with 0 and -1, and goes on with what the last answer says.
+
+        The pages used last, as many as somebody else can be told of; none from a store that cannot list them.
+        """
         ...
 
     def sequences(self, slots: Sequence[int]) -> list[int]:

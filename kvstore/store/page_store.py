@@ -26,7 +26,7 @@ from kvstore.store.checksum import page_checksum
 from kvstore.store.files import Page, PageFiles
 from kvstore.store.heads import Head, decode_heads, encode_heads
 from kvstore.store.index import Claim, PageName, StoreIndex
-from kvstore.store.interface import Stored
+from kvstore.store.interface import Listed, Stored
 from kvstore.store.lanes import Lane, ThreadLane
 from kvstore.store.missing import CHANGED, EVICTED, FLUSHED, READ_ONLY, UNREADABLE, WRITE_FAILED, MissingPages
 from kvstore.store.missing import CORRUPT as MISSING_CORRUPT
@@ -40,6 +40,11 @@ _COUNTED: Final = {WRITE_FAILED: "write failed", CHANGED: "changed meanwhile", F
 """What is counted of pages that were to be stored, by why they are missing."""
 _LOADED_AT_ONCE: Final = 1 << 15
 """Heads read and checked in one pass: 2 MiB, so that what is computed stays in the processor's cache."""
+_LISTED_SLOTS: Final = 4096
+"""Looked at for one answer of `listed`: 64 KiB of hashes, which a scheduler passes on in 0.1 ms."""
+_LISTED_PAGES: Final = 262_144
+"""In all answers together: as many as a tokenizer remembers of a scheduler, and half of what is kept for followers that
+miss publications (8 MiB)."""
 _FLUSHED_REMEMBERED: Final = 8192
 """Pages of which a flush remembers that it took them, a microsecond each, while nothing else is answered."""
 _FAILED_WRITES: Final = 8
@@ -150,6 +155,14 @@ class PageStore:
     def holds(self, hashes: Sequence[bytes]) -> list[bool]:
         """Which of these pages are stored, wherever they are in a prompt; none counts as used."""
         return [False] * len(hashes) if self._index is None else self._index.holds(hashes)
+
+    def listed(self, first_slot: int, used_after: int) -> Listed:
+        """Pages in the next slots; a time below 0 is chosen such that those used last are as many as may be told."""
+        if self._index is None or not 0 <= first_slot < self.num_slots:
+            return Listed(b"")
+        since = self._index.used_after(_LISTED_PAGES) if used_after < 0 else used_after
+        hashes, after = self._index.listed(first_slot, _LISTED_SLOTS, since), first_slot + _LISTED_SLOTS
+        return Listed(hashes, after if after < self.num_slots else 0, since)
 
     def sequences(self, slots: Sequence[int]) -> list[int]:
         """What the slots' sequences are now, 0 where a slot holds nothing. Raises ValueError outside the store."""

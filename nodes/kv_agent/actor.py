@@ -20,6 +20,7 @@ from kvstore.protocol import (
     CloseGrant,
     ClosePair,
     FindStored,
+    ListStoredPages,
     MapPool,
     OfferPair,
     OpenGrants,
@@ -208,7 +209,7 @@ class KVAgent(Actor, HeldBy):
         if isinstance(message, OfferPair | SendPages) and self._channel.inbox.transports:
             self._channel.on_ask(call)
             return
-        if isinstance(message, OpenStore | FindStored | ListStores | FlushStores):
+        if isinstance(message, OpenStore | FindStored | ListStoredPages | ListStores | FlushStores):
             self._on_store_ask(call, message)
             return
         if self._held is not None and self._held.on_ask(call):
@@ -231,7 +232,9 @@ class KVAgent(Actor, HeldBy):
             case _:
                 assert_never(message)
 
-    def _on_store_ask(self, call: Call, message: OpenStore | FindStored | ListStores | FlushStores) -> None:
+    def _on_store_ask(
+        self, call: Call, message: OpenStore | FindStored | ListStoredPages | ListStores | FlushStores
+    ) -> None:
         if self.disk is None and isinstance(message, ListStores | FlushStores):
             # An operator asks all agents, whatever each is set to.
             call.reply(StoreList(agents=[]) if isinstance(message, ListStores) else StoresFlushed(flushed=[]))
@@ -243,6 +246,8 @@ class KVAgent(Actor, HeldBy):
             self.disk.on_list(call)
         elif isinstance(message, FlushStores):
             self.disk.on_flush(call, message)
+        elif isinstance(message, ListStoredPages):
+            self.disk.on_list_pages(call, message)
         else:
             self.disk.on_find(call, message)
 

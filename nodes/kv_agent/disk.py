@@ -22,10 +22,12 @@ from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import (
     NOT_OPEN,
     FindStored,
+    ListStoredPages,
     MissedPages,
     OpenStore,
     PoolHandle,
     StoredFound,
+    StoredPagesListed,
     StoredPrefix,
     StoredPrompt,
     StoreOpened,
@@ -192,6 +194,22 @@ class DiskStores:
             call.reply(StoredFound(found=found, source=identity.folder, incarnation=epoch))
 
         opened.store.find(wanted, answer)
+
+    def on_list_pages(self, call: Call, message: ListStoredPages) -> None:
+        """Answer with a part of what is there, of which the asker tells those who route."""
+        if message.group not in self._groups:
+            call.fail("unknown_group", f"{self._owner.ctx.address.actor_id} has no pool of group {message.group!r}")
+            return
+        identity = self._identity(message.group, message.numerics)
+        opened = self._opened.get(identity)
+        if opened is None:
+            self._open_again(identity)
+            call.fail(NOT_OPEN, f"the store of {message.group} is not open", retryable=True)
+        elif not opened.store.is_loaded:
+            call.fail(LOADING, f"what the store of {message.group} has is still being read", retryable=True)
+        else:
+            hashes, next_slot, used_after = opened.store.listed(message.first_slot, message.used_after)
+            call.reply(StoredPagesListed(hashes=hashes, next_slot=next_slot, used_after=used_after))
 
     def connect(self, source: str) -> "list[StorePeer]":
         """The ranks of a store by its name, to be read like pools. Raises TransferError `source_lost`."""

@@ -10,6 +10,7 @@
     worker -> worker of rank 0          JoinGroup                      -> GroupFormed
     scheduler D -> its kv_agent         OpenGrants, CloseGrant         -> GrantsOpened, GrantClosed
     scheduler -> its kv_agent           OpenStore, FindStored          -> StoreOpened, StoredFound; StorePages
+    scheduler -> its kv_agent           ListStoredPages                -> StoredPagesListed
     scheduler D -> scheduler P          OrderPrefills, CancelPrefill   -> PrefillsOrdered, PrefillCancelled
     scheduler P -> kv_agent of D        AnnouncePages
     kv_agent -> schedulers D, P         TransferNews
@@ -37,6 +38,7 @@ from kvstore.protocol import (
     GrantClosed,
     GrantRefused,
     GrantsOpened,
+    ListStoredPages,
     MapPool,
     OfferPair,
     OpenGrant,
@@ -49,6 +51,7 @@ from kvstore.protocol import (
     PoolHandle,
     SendPages,
     StoredFound,
+    StoredPagesListed,
     StoreOpened,
     StorePages,
     TransferFailed,
@@ -143,6 +146,8 @@ NodeMessage = (
     | StoreOpened
     | FindStored
     | StoredFound
+    | ListStoredPages
+    | StoredPagesListed
     | StorePages
     | CloseGrant
     | GrantClosed
@@ -256,6 +261,7 @@ __all__ = [
     "JoinGroup",
     "LetGo",
     "ListMemory",
+    "ListStoredPages",
     "ListStores",
     "Load",
     "MapPool",

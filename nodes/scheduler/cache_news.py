@@ -5,6 +5,7 @@ again, because they share one numbering; at most once per `RESTATE_PAUSE_S`, bec
 publications would leave this scheduler time for nothing else. Pure; owned by the core.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from kvstore.cache.prefix_cache import PrefixCache
@@ -22,12 +23,15 @@ RESTATE_PAUSE_S: Final = 5.0
 
 
 class CacheNews:
-    """Publishes what the cache's event log has gathered."""
+    """Publishes what the cache's event log has gathered; calls `restated` when it begins to state everything again."""
 
-    def __init__(self, cache: PrefixCache, outbox: Outbox, deadlines: Deadlines) -> None:
+    def __init__(
+        self, cache: PrefixCache, outbox: Outbox, deadlines: Deadlines, restated: Callable[[float], None]
+    ) -> None:
         self._events = cache.events
         self._outbox = outbox
         self._deadlines = deadlines
+        self._restated = restated
         self._not_before = float("-inf")
         self.num_restated = 0
 
@@ -50,3 +54,4 @@ class CacheNews:
         self._not_before = now + RESTATE_PAUSE_S
         self.num_restated += 1
         self._events.restate()
+        self._restated(now)

@@ -15,7 +15,7 @@ from typing import assert_never
 
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import RecoveredSequences
-from kvstore.protocol import GrantClosed, GrantsOpened, PoolHandle, StoredFound, TransferNews
+from kvstore.protocol import GrantClosed, GrantsOpened, PoolHandle, StoredFound, StoredPagesListed, TransferNews
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import (
@@ -31,7 +31,7 @@ from nodes.protocol import (
 )
 from nodes.protocol.memory import MEMORY_RELEASED
 from nodes.protocol.steps import MAX_STEPS, RowColumn
-from nodes.scheduler import asks, attempts, cache_news, load_reports
+from nodes.scheduler import asks, attempts, cache_news, disk_news, load_reports
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.attempts import Attempts
 from nodes.scheduler.batch.batching import compose_step
@@ -40,6 +40,7 @@ from nodes.scheduler.batch.running import Running
 from nodes.scheduler.batch.step import Step
 from nodes.scheduler.cache_news import CacheNews
 from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.disk_news import DiskNews
 from nodes.scheduler.events import (
     Answered,
     Asked,
@@ -144,7 +145,8 @@ class SchedulerCore:
         told = (self.deaths, self.outbox, lambda: self.is_drained and not len(self.recovered))
         self.handlers = RpcHandlers(config, cache, *asked, *told)
         self.drain = WorkerDrain(config, self.orders, self.endings, self.deadlines)
-        self.news = CacheNews(cache, self.outbox, self.deadlines)
+        self.disk_news = DiskNews(config, self.outbox, self.asks, lambda: self.pipeline.numerics)
+        self.news = CacheNews(cache, self.outbox, self.deadlines, self.disk_news.begin)
         self.idle_check = IdleCheck(cache, self.outbox, self.deadlines)
         self.load_reports = LoadReports(config, cache, self.queue, *sent, prefills)
         self.absence = WorkerAbsence(self.attempts, self.pipeline, *sent)
@@ -266,6 +268,8 @@ class SchedulerCore:
         elif isinstance(message, StoredFound):
             self.restores.on_found(subject, message)
             self.admission.is_due = True
+        elif isinstance(message, StoredPagesListed):
+            self.disk_news.on_listed(event.tag, message)
         elif isinstance(message, PrefillsOrdered):
             self._on_outcomes(self.grants.on_ordered(subject, message, now), now)
         elif isinstance(message, GrantClosed):
@@ -277,7 +281,7 @@ class SchedulerCore:
 
     def _on_ask_failed(self, event: AskFailed, now: float) -> None:
         kind, subject = event.tag
-        if kind in (pipeline.ADOPT[0], own_grants.CLOSE):
+        if kind in (pipeline.ADOPT[0], own_grants.CLOSE, disk_news.LIST):
             self.asks.failed((event.tag,), now)
         elif kind == own_grants.OPEN:
             self._on_open_answers(self.own_grants.on_ask_failed(subject, event.code, now), now)
@@ -299,6 +303,7 @@ class SchedulerCore:
         self.deaths.take_back(self.pipeline.on_adopted(adopted, now), now)
         if before != adopted.numerics:
             self.restores.on_other_numerics(self.queue)
+            self.disk_news.begin(now)
         # The first worker makes this scheduler ready; a draining one stays so.
         state = None if self._is_announced else "ready"
         self.outbox.add(self.pipeline.announcement(state, worker_ready=True))

@@ -3,7 +3,8 @@
 Pure; used by `nodes/tokenizer/routing.py`.
 """
 
-from kvstore.protocol import CacheCleared, PageRemoved, PageStored
+from kvstore.hashing import HASH_BYTES
+from kvstore.protocol import CacheEvent, PageRemoved, PagesOnDisk, PageStored
 
 
 class CacheIndex:
@@ -26,7 +27,7 @@ class CacheIndex:
     def __len__(self) -> int:
         return len(self._hashes) + len(self._on_disk)
 
-    def apply(self, event: PageStored | PageRemoved | CacheCleared) -> None:
+    def apply(self, event: CacheEvent) -> None:
         if isinstance(event, PageStored):
             self._on_disk.pop(event.page_hash, None)
             self._keep(self._hashes, event.page_hash)
@@ -34,6 +35,13 @@ class CacheIndex:
             for page_hash in event.page_hashes:
                 self._hashes.pop(page_hash, None)
                 if event.on_disk:
+                    self._keep(self._on_disk, page_hash)
+        elif isinstance(event, PagesOnDisk):
+            # What is left over of a hash names no page.
+            for end in range(HASH_BYTES, len(event.hashes) + 1, HASH_BYTES):
+                page_hash = event.hashes[end - HASH_BYTES : end]
+                # What is cached goes to the disk's when it leaves the cache, if it is to be looked for there.
+                if page_hash not in self._hashes:
                     self._keep(self._on_disk, page_hash)
         else:
             # A scheduler that starts again states its cache anew, while its host's disk has what it had.

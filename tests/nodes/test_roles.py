@@ -16,7 +16,7 @@ ANSWERS = {
     "HasLetGo", "HasTakenUp", "PagesOffered", "GroupFormed", "ActorList", "Stopping", "Restarting", "ActorProof",
     "LogList", "LogParts", "AllowListTaken", "VocabularyIs", "TemplateIs", "TokenizerIs", "ResponseIs",
     "RequestsAborted", "CacheFlushed", "CallsFound", "NotesFound", "StoreOpened", "StoredFound", "StoreList",
-    "StoresFlushed", "FatesFound", "MovesChosen",
+    "StoresFlushed", "FatesFound", "MovesChosen", "StoredPagesListed",
 }  # fmt: skip
 PUBLISHED = {"CacheEvents", "Load"}
 

@@ -25,7 +25,7 @@ from kvstore.store.installed.calls import BoundedCalls, truths
 from kvstore.store.installed.known_pages import KnownPages
 from kvstore.store.installed.plugins import InstalledStore
 from kvstore.store.installed.values import PageValues, UnsignedValue
-from kvstore.store.interface import Store, Stored
+from kvstore.store.interface import Listed, Store, Stored
 from kvstore.store.lanes import Lane, ThreadLane
 from kvstore.store.missing import CHANGED, READ_ONLY, UNREADABLE, WRITE_FAILED, MissingPages
 from kvstore.store.missing import CORRUPT as MISSING_CORRUPT
@@ -157,6 +157,11 @@ class InstalledPages(Store):
     @override
     def holds(self, hashes: Sequence[bytes]) -> list[bool]:
         return [page_hash in self._known for page_hash in hashes]
+
+    @override
+    def listed(self, first_slot: int, used_after: int) -> Listed:
+        """Nothing: such a store is asked for pages by name, and what it has, all hosts that reach it have."""
+        return Listed(b"")
 
     @override
     def sequences(self, slots: Sequence[int]) -> list[int]:

@@ -9,12 +9,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from kvstore.cache.allocator import PageState
 from kvstore.cache.block_table import BlockTable
-from kvstore.cache.events import CacheEvent
 from kvstore.cache.page_table import PageTable
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import rebuild
 from kvstore.hashing import root_hash, unpack_tokens
-from kvstore.protocol import CacheCleared, PageStored
+from kvstore.protocol import CacheCleared, CacheEvent, PageStored
 from tests.kvstore.cache.pages import entry_of, make_table
 
 PAGE_SIZE = 2

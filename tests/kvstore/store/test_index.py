@@ -119,6 +119,17 @@ class Books(RuleBasedStateMachine):
             self.claimed[claim.name.page_hash] = claim
         return claims
 
+    @rule(most=st.integers(0, 12), num_slots=st.integers(1, 5))
+    def list_pages(self, most: int, num_slots: int) -> None:
+        since, parts = self.index.used_after(most), range(0, self.index.num_slots, num_slots)
+        told = b"".join(self.index.listed(first, num_slots, since) for first in parts)
+        listed = [told[at : at + 16] for at in range(0, len(told), 16)]
+        assert len({*listed}) == len(listed) <= most
+        assert {*listed} == self.pages.keys() or len(self.pages) > most
+        used = [self.pages[one].used for one in listed]
+        left = [page.used for one, page in self.pages.items() if one not in listed]
+        assert not used or not left or max(left) < min(used), "those used last are listed"
+
     @rule(data=st.data(), ends=st.sampled_from(("stored", "stored", "stored", "given back", "retired")))
     def end_claim(self, data: st.DataObject, ends: str) -> None:
         if not self.claimed:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.store import page_store
 from kvstore.store.directory import open_files
 from kvstore.store.index import PageName
+from kvstore.store.interface import Listed
 from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Read, Write
 from kvstore.store.page_store import PageStore, StoreLimits
 from kvstore.store.place import StoreIdentity
@@ -114,6 +116,22 @@ def test_pages_are_found_from_their_commit_on_and_after_a_restart(files: FaultyF
     again.run()
     assert again.read(HASHES).outcomes == [""] * 8
     assert (again.stat("stored"), again.stat("damaged heads"), again.stat("read")) == (8, 0, 8)
+
+
+def test_a_store_is_listed_in_parts(files: FaultyFiles, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = NAMES[:5]
+    steps.write(names)
+    monkeypatch.setattr(page_store, "_LISTED_SLOTS", 2)
+    listed, slot, since = list[bytes](), 0, -1
+    while True:
+        part = steps.store.listed(slot, since)
+        assert len(part.hashes) <= 2 * 16
+        listed += [part.hashes[at : at + 16] for at in range(0, len(part.hashes), 16)]
+        slot, since = part.next_slot, part.used_after
+        if not slot:
+            break
+    assert sorted(listed) == sorted(name.page_hash for name in names)
+    assert steps.store.listed(files.num_slots, 0) == steps.store.listed(-1, 0) == Listed(b"")
 
 
 def test_only_pages_that_are_not_there_are_written(steps: Steps) -> None:

@@ -10,12 +10,14 @@ from kvstore.protocol import (
     CloseGrant,
     FindStored,
     GrantClosed,
+    ListStoredPages,
     MissedPages,
     OpenGrants,
     OpenStore,
     PagesPulled,
     StoredFound,
     StoredPages,
+    StoredPagesListed,
     StoredPrefix,
     StoredPrompt,
     TransferFailed,
@@ -138,6 +140,33 @@ async def test_a_group_that_there_is_not_and_an_agent_without_a_disk_are_refused
     await agent_of(world, disk, "d")
     with pytest.raises(RemoteError, match="unknown_group"):
         await world.ask(world.d, "agent-0", FindStored(group="x", numerics=NUMERICS, prompts=[]))
+
+
+async def test_what_is_on_disk_is_listed_for_those_who_route(world: World, disk: Disk) -> None:
+    await stored(world, disk)
+    listed = await world.ask(world.d, "agent-0", ListStoredPages(group="d", numerics=NUMERICS))
+    assert isinstance(listed, StoredPagesListed)
+    assert listed.next_slot == 0
+    assert {listed.hashes[at : at + 16] for at in range(0, len(listed.hashes), 16)} == {one.page_hash for one in NAMES}
+    with pytest.raises(RemoteError, match="unknown_group"):
+        await world.ask(world.d, "agent-0", ListStoredPages(group="x", numerics=NUMERICS))
+
+
+async def test_who_wants_a_list_of_a_store_that_is_not_open_has_it_opened_and_asks_again(
+    world: World, disk: Disk
+) -> None:
+    agent = await agent_of(world, disk, "d")
+    with pytest.raises(RemoteError, match="not_open") as refused:
+        await world.ask(world.d, "agent-0", ListStoredPages(group="d", numerics=NUMERICS))
+    assert refused.value.retryable
+    await until(lambda: disk.num_opened == 1, 5.0)
+    with pytest.raises(RemoteError, match="store_loading"):
+        await world.ask(world.d, "agent-0", ListStoredPages(group="d", numerics=NUMERICS))
+    assert agent.disk is not None
+    (one,) = agent.disk._opened.values()
+    await until(lambda: one.store.is_loaded, 5.0)
+    listed = await world.ask(world.d, "agent-0", ListStoredPages(group="d", numerics=NUMERICS))
+    assert listed == StoredPagesListed(hashes=b"")
 
 
 async def test_half_a_hash_names_nothing(world: World, disk: Disk) -> None:

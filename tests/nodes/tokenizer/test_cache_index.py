@@ -1,6 +1,6 @@
 """What a tokenizer knows of one scheduler's cache, and of what has left it for the disk."""
 
-from kvstore.protocol import CacheCleared, PageRemoved, PageStored
+from kvstore.protocol import CacheCleared, PageRemoved, PagesOnDisk, PageStored
 from nodes.tokenizer.cache_index import CacheIndex
 
 
@@ -48,3 +48,13 @@ def test_what_is_not_known_any_more_may_be_on_the_disk_all_the_same() -> None:
     known.apply(removed(b"b", on_disk=True))
     known.clear()
     assert [name in known for name in (b"a", b"b")] == [False, True]
+
+
+def test_pages_that_a_disk_is_said_to_have_are_there_and_those_that_are_cached_stay_so() -> None:
+    cached, on_disk = bytes(16), bytes(range(16))
+    known = index(cached)
+    known.apply(PagesOnDisk(group="d", hashes=cached + on_disk + b"half"))
+    assert [name in known for name in (cached, on_disk, b"half")] == [True, True, False]
+    assert len(known) == 2, "a page is in one of the two"
+    known.clear()
+    assert [name in known for name in (cached, on_disk)] == [False, True]
