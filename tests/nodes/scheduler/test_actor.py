@@ -15,7 +15,7 @@ from kvstore.cache.page_table import PageEntry
 from kvstore.errors import PoolClosed
 from kvstore.layout import KVLayout
 from kvstore.pool.page_pool import HeapHost, PoolInfo
-from kvstore.protocol import MapPool, OpenStore, PoolHandle, StoreOpened
+from kvstore.protocol import ListStoredPages, MapPool, OpenStore, PoolHandle, StoredPagesListed, StoreOpened
 from mesh.address import Address, Endpoint
 from mesh.errors import DeadlineExceeded, RemoteError, Superseded, Unreachable
 from mesh.membership.view import Member
@@ -87,6 +87,7 @@ def actor_of(**script) -> Made:
         MapPool: [*script.get("pool", ()), handle],
         Adopt: [*script.get("adopted", (adopted,))],
         OpenStore: [*script.get("store", (StoreOpened(group="m", num_pages=9),))],
+        ListStoredPages: [StoredPagesListed(hashes=b"")],
     }
 
     async def answer(_: str, message: object) -> object:
