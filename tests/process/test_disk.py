@@ -9,6 +9,8 @@ from functools import partial
 
 import pytest
 
+from tests.process.topologies import SERVING, write_topology
+
 pytestmark = [pytest.mark.process]
 
 TEXT = "what is said here fills some pages of sixteen tokens each, and then some more of them. "
@@ -143,3 +145,52 @@ def test_kv_says_what_is_on_disk_and_why_pages_were_computed(host):
     runs, num_pages = why()
     assert sum(runs.get(reason, 0) for reason in ("never_stored", "late")) == num_pages
     host.ends_well(mesh)
+
+
+@pytest.mark.slow
+def test_after_all_hosts_have_started_again_a_prompt_goes_to_the_host_that_has_its_pages(host, another_host):
+    """Each host has a disk of its own. Without a word of what is on it, half of these would go to the other one."""
+    hosts = {"head": host, "two": another_host()}
+    file = host.base / "mesh.toml"
+    sizes = {"head": {**SERVING, "mixed": 1}, "two": {"mixed": 1}}
+    write_topology(file, host.port, sizes, model="tiny")
+    prompts = [f"{subject} has 7 green pears. " * 30 for subject in ("Ann", "Bob", "Eve", "Ted", "Ida", "Max")]
+
+    def start():
+        meshes = []
+        for name, one in hosts.items():
+            disk = one.base / "disk"
+            disk.mkdir(0o700, exist_ok=True)
+            options = ("-f", str(file), "--host", name, "--kv-disk", str(disk), "--kv-disk-size", "20MiB")
+            meshes.append(one.up(*options, wait=False))
+        host.wait_ready(meshes[0])
+
+        def serve():
+            ready = [
+                entry for entry in host.ps().values() if entry["role"] == "scheduler" and entry["state"] == "ready"
+            ]
+            return len(ready) == 2
+
+        host.wait_until(serve, "both hosts serve")
+        return meshes
+
+    def stop(meshes):
+        for mesh in reversed(meshes):
+            mesh.terminate()
+            mesh.wait(60)
+
+    def stored():
+        return [int(float(one)) for one in re.findall(r"^mesh_kv_disk_pages{.*} (\S+)$", host.metrics(), re.M)]
+
+    meshes = start()
+    texts = [complete(host, prompt)[0] for prompt in prompts]
+    host.wait_until(lambda: sum(stored()) >= 10 * len(prompts), "all are stored")
+    stop(meshes)
+    meshes = start()
+    # Each scheduler has told what its host has by the time it has answered one call.
+    for number in range(4):
+        complete(host, f"{number} is a number.")
+    again = [complete(host, prompt) for prompt in prompts]
+    assert [text for text, _ in again] == texts
+    assert sum(cached >= 160 for _, cached in again) >= len(prompts) - 1
+    stop(meshes)
