@@ -276,7 +276,7 @@ class ListStoredPages(Message, frozen=True):
     `StoredPagesListed`.
 
     `first_slot` 0 and `used_after` -1 begin; the answer says what to go on with. `numerics` as in `FindStored`.
-    Errors: `no_store`, `unknown_group`, `not_open` and `store_loading` (try again).
+    Errors: `no_store`, `unknown_group`, `store_not_open` and `store_loading` (try again).
     """
 
     group: str

@@ -204,7 +204,7 @@ class DiskStores:
         opened = self._opened.get(identity)
         if opened is None:
             self._open_again(identity)
-            call.fail(NOT_OPEN, f"the store of {message.group} is not open", retryable=True)
+            call.fail("store_not_open", f"the store of {message.group} is not open", retryable=True)
         elif not opened.store.is_loaded:
             call.fail(LOADING, f"what the store of {message.group} has is still being read", retryable=True)
         else:

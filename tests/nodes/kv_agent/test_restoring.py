@@ -156,7 +156,7 @@ async def test_who_wants_a_list_of_a_store_that_is_not_open_has_it_opened_and_as
     world: World, disk: Disk
 ) -> None:
     agent = await agent_of(world, disk, "d")
-    with pytest.raises(RemoteError, match="not_open") as refused:
+    with pytest.raises(RemoteError, match="store_not_open") as refused:
         await world.ask(world.d, "agent-0", ListStoredPages(group="d", numerics=NUMERICS))
     assert refused.value.retryable
     await until(lambda: disk.num_opened == 1, 5.0)
