@@ -44,6 +44,14 @@ class EventStream:
             await call.write(start)
         # Only after the start is written: before that, news would go out ahead of it.
         output.write_through(self._write_now)
+        try:
+            await self._write_all()
+        finally:
+            # It refers back to this stream: as a cycle all that a call has, 70 objects, waited for the collector.
+            output.write_through(None)
+
+    async def _write_all(self) -> None:
+        output = self._output
         while True:
             await self._wait()
             if output.is_gone:

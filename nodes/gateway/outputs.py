@@ -182,8 +182,9 @@ class CallOutput:
         if self.is_finished or not (self._whole or self._write is not None):
             self._wake()
 
-    def write_through(self, write: Callable[[], bool]) -> None:
+    def write_through(self, write: Callable[[], bool] | None) -> None:
         """From now on `flush` has `write` take news at once. If it returns False (the client lags), the writer does.
+        With None, the writer alone does again.
 
         What `write` raises is raised by the writer's `wait`.
         """
