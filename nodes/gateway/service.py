@@ -64,6 +64,7 @@ from nodes.gateway.key_use import KeyUse
 from nodes.gateway.named_calls import NamedCalls
 from nodes.gateway.outputs import CallOutput, Generation
 from nodes.gateway.records.call_log import CallTrack
+from nodes.gateway.records.sample_log import SampleSoFar
 from nodes.gateway.request_account import RequestAccount
 from nodes.gateway.request_names import UNNAMED, RequestNames
 from nodes.gateway.scheduler_view import SchedulerView
@@ -89,7 +90,7 @@ from nodes.protocol import (
     TokenizerIs,
 )
 from nodes.protocol.attempts import OVER_SHARE
-from nodes.protocol.records import CallsFound, FindCalls, SampleRecord
+from nodes.protocol.records import CallsFound, FindCalls
 from nodes.redaction import PromptRedactor
 from nodes.roles import DETOKENIZER, GATEWAY, SCHEDULER, TOKENIZER, WORKER
 from nodes.trace_notes import Noted
@@ -394,9 +395,9 @@ class GatewayService:
         """Calls under way and ended ones that are still known here."""
         return self.account.find(query, self._sample_so_far)
 
-    def _sample_so_far(self, request_id: str) -> SampleRecord | None:
+    def _sample_so_far(self, request_id: str) -> SampleSoFar | None:
         state = self._core.requests.get(request_id)
-        return None if state is None else state.record()
+        return None if state is None else state.so_far()
 
     def handle(self, event: Event) -> None:
         self._driver.feed(event)
