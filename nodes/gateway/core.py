@@ -92,6 +92,7 @@ class GatewayCore:
         self._cancels = CancelLedger(
             self._deadlines, lambda cancel: self._commands.append(cancel), give_up_s=config.recovery_timeout_s
         )
+        self.next_deadline = self._deadlines.next
         self._peers = Peers()
         self.resends = Resends(config, self._peers)
         self.moves = Moves(self._peers)
@@ -120,13 +121,11 @@ class GatewayCore:
     def is_idle(self) -> bool:
         return not self.requests and not len(self._cancels)
 
-    def next_deadline(self) -> float | None:
-        return self._deadlines.next()
-
     def handle(self, event: Event, now: float) -> list[Command]:
         self._commands = []
         self._dispatch(event, now)
-        self._commands.extend(self.resends.take())
+        if self.resends.streams:
+            self._commands.extend(self.resends.take())
         self._cancels.flush()
         return self._commands
 
@@ -203,7 +202,7 @@ class GatewayCore:
             return
         if state.phase is Phase.SUBMITTING:
             self._run(state, now)
-        if state.prompt_position:
+        if state.reading is not None and state.prompt_position:
             # It was told before this, and is lost or late. Without it the output may not even begin.
             self.resends.after_gap(state, len(state.output_ids), now)
             self._arm(state)
@@ -218,9 +217,11 @@ class GatewayCore:
             failure = Failure("internal", "more tokens arrived than were requested", retryable=False)
             self._end(state, None, failure, now)
             return
-        if news.num_tokens and state.take_numerics(self._peers.numerics_of(state.scheduler)):
-            self.num_numerics_changes += 1
         if news.num_tokens or news.text:
+            numerics = self._peers.numerics_of(state.scheduler)
+            # Compared here: of thousands of tokens at most one is the first under other numerics.
+            if numerics != state.numerics and news.num_tokens and state.take_numerics(numerics):
+                self.num_numerics_changes += 1
             state.resend_at = now + max(self._config.quiet_s, min(MAX_QUIET_S, QUIET_PACES * state.pace_s))
             state.num_resends = 0
             if state.deaths or state.num_moves:

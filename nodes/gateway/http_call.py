@@ -245,16 +245,13 @@ class HttpCall:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     @property
-    def can_write_now(self) -> bool:
-        return self._pieces is not None and self._pieces.can_write
+    def pieces(self) -> PieceWriter | None:
+        """Writes to the connection at once; None if it was not made by this server's protocol."""
+        return self._pieces
 
     @property
     def is_paused(self) -> bool:
         return self._pieces is not None and self._pieces.is_paused
-
-    def write_now(self, data: bytes) -> None:
-        assert self._pieces is not None, "write_now needs can_write_now"
-        self._pieces.write(data)
 
     def cut(self) -> None:
         """End the connection of a client that does not read; `watch` is done then."""

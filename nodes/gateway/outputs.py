@@ -121,7 +121,7 @@ class CallOutput:
         sample.num_cached_tokens = num_cached_tokens
         if text:
             sample.texts.append(text)
-            return self._is_shown(index) and self._note(index)
+            return (not self._samples_per_read or self._is_shown(index)) and self._note(index)
         return False
 
     def restored(self, index: int, num_tokens: int) -> None:

@@ -141,9 +141,7 @@ class RequestAccount:
         if command.first:
             observe("mesh_time_to_first_token_seconds", command.since_s)
             return
-        each_s = command.since_s / num_tokens
-        for _ in range(num_tokens):
-            observe("mesh_inter_token_latency_seconds", each_s)
+        observe("mesh_inter_token_latency_seconds", command.since_s / num_tokens, num_tokens)
 
     def flush(self) -> None:
         if self.num_tokens:

@@ -188,11 +188,13 @@ class GatewayService:
         """
         if self._turns_away:
             raise Unavailable("This gateway is draining.", code="draining", retry_after_s=self.config.retry_after_s)
-        self.key_use.enter(key)
+        if key is not None:
+            self.key_use.enter(key)
         most, num = self.config.max_inflight, self.in_flight.num_calls
         has_room = num < most or self._make_room(client, 1, 1)
         if not has_room and (self.in_flight.num_of(client) or num >= most + most // RESERVE):
-            self.key_use.leave(key)
+            if key is not None:
+                self.key_use.leave(key)
             message = f"{num} calls are in flight, the maximum for this gateway (max_inflight)."
             raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
         place = Place(client, key)
@@ -220,7 +222,8 @@ class GatewayService:
         return bool(place.request_ids) and all(map(self._core.is_new, place.request_ids))
 
     def leave_call(self, place: Place) -> None:
-        self.key_use.leave(place.key)
+        if place.key is not None:
+            self.key_use.leave(place.key)
         self.in_flight.leave(place)
         self.num_calls -= 1
         if self.num_calls == 0:
@@ -279,7 +282,8 @@ class GatewayService:
         `place` is the call's, from `enter_call`. `abandon` has to be called with both.
         """
         place = place or Place()
-        self.key_use.check_tokens(place.key, prepared.token_ids)
+        if place.key is not None:
+            self.key_use.check_tokens(place.key, prepared.token_ids)
         requests = fan_out(
             job,
             prepared.token_ids,
@@ -309,7 +313,8 @@ class GatewayService:
             hides_output=job.tokens.hides_output,
         )
         generation = Generation(requests, output, len(prepared.token_ids))
-        self.key_use.begin(place.key, generation)
+        if place.key is not None:
+            self.key_use.begin(place.key, generation)
         self.in_flight.opened(place, generation.request_ids)
         if track is not None:
             track.opened(generation)
@@ -320,7 +325,8 @@ class GatewayService:
 
     def abandon(self, generation: Generation, place: Place | None = None) -> None:
         if place is not None:
-            self.key_use.end(place.key, generation)
+            if place.key is not None:
+                self.key_use.end(place.key, generation)
             self.in_flight.closed(place, generation.request_ids)
         for request_id in generation.request_ids:
             # Mostly all have ended, and the core would be told for nothing.
@@ -447,7 +453,8 @@ class GatewayService:
 
     def _deliver(self, command: Deliver) -> None:
         output, index, *_ = self._outputs[command.request_id]
-        output.restored(index, command.num_restored_tokens)
+        if command.num_restored_tokens:
+            output.restored(index, command.num_restored_tokens)
         if output.deliver(index, command.text, command.num_tokens, command.num_cached_tokens, command.tokens):
             self._fresh.append(output)
         if command.first:
