@@ -73,6 +73,7 @@ from nodes.gateway.retrying import (
 from nodes.protocol import AttemptFailed, Pooled, PromptRead, Route, TextBatch, TextDelta
 from nodes.protocol.attempts import OVER_SHARE
 from nodes.protocol.memory import MEMORY_RELEASED
+from nodes.request import AttemptRef
 
 REQUEST: Final = "request"
 MOVED: Final = "moved"
@@ -143,7 +144,8 @@ class GatewayCore:
             case Opened():
                 self._on_opened(event, now)
             case SubmitAccepted():
-                self._on_accepted(event, now)
+                for attempt in event.held:
+                    self._on_accepted(attempt, event, now)
             case SubmitFailed():
                 self._on_submit_failed(event, now)
             case RouteChosen() | RouteFailed():
@@ -293,11 +295,11 @@ class GatewayCore:
         self._arm(state)
         self._commands.append(Accepted(state.opened.request_id))
 
-    def _on_accepted(self, event: SubmitAccepted, now: float) -> None:
-        state = self.requests.get(event.request_id)
-        if state is None or state.attempt != event.attempt:
+    def _on_accepted(self, held: AttemptRef, event: SubmitAccepted, now: float) -> None:
+        state = self.requests.get(held.request_id)
+        if state is None or state.attempt != held.attempt:
             # Ended or given up meanwhile; the cancel may have reached the scheduler before the attempt did.
-            self._cancels.add(event.scheduler, event.request_id, event.attempt, now)
+            self._cancels.add(event.scheduler, held.request_id, held.attempt, now)
             return
         if state.phase is Phase.SUBMITTING:
             self._run(state, now)

@@ -50,10 +50,9 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubmitAccepted(NamedTuple):
-    """The scheduler holds the attempt; `epoch` is the incarnation that answered."""
+    """The scheduler holds these attempts; `epoch` is the incarnation that answered."""
 
-    request_id: str
-    attempt: int
+    held: list[AttemptRef]
     scheduler: str
     epoch: int
 
