@@ -91,7 +91,9 @@ class Metrics:
             if not self._has_room():
                 return
             histogram = self._histograms[key] = _Observations()
-        histogram.add(value, count)
+        # Here and not in a method of it: this is called for every token.
+        histogram.counts[bisect.bisect_left(SECONDS, value)] += count
+        histogram.total += value * count
 
     def value(self, name: str, **labels: str) -> float:
         key = series(name, labels)
@@ -122,10 +124,6 @@ class _Observations:
     def __init__(self) -> None:
         self.counts = [0] * (len(SECONDS) + 1)
         self.total = 0.0
-
-    def add(self, value: float, count: int) -> None:
-        self.counts[bisect.bisect_left(SECONDS, value)] += count
-        self.total += value * count
 
     def frozen(self) -> Histogram:
         return Histogram(bounds=list(SECONDS), counts=list(self.counts), total=self.total)

@@ -220,8 +220,8 @@ class GatewayCore:
             self._end(state, None, failure, now)
             return
         if news.num_tokens or news.text:
-            numerics = self._peers.numerics_of(state.scheduler)
-            # Compared here: of thousands of tokens at most one is the first under other numerics.
+            # Of thousands of tokens at most one is the first under other numerics: the rest should cost a comparison.
+            numerics = self._peers.numerics.get(state.route.decode, "")
             if numerics != state.numerics and news.num_tokens and state.take_numerics(numerics):
                 self.num_numerics_changes += 1
             state.resend_at = now + max(self._config.quiet_s, min(MAX_QUIET_S, QUIET_PACES * state.pace_s))
