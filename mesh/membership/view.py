@@ -131,14 +131,20 @@ class Membership:
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
+        self._by_role: dict[tuple[str, bool], tuple[Member, ...]] = {}
         self.registry_epoch = 0
         self.version = 0
 
     def get(self, actor_id: str) -> Member | None:
         return self._members.get(actor_id)
 
-    def by_role(self, role: str, *, ready: bool = True) -> list[Member]:
-        return [m for m in self.all() if m.role == role and (not ready or m.state == READY)]
+    def by_role(self, role: str, *, ready: bool = True) -> tuple[Member, ...]:
+        # Kept until the view changes: each request of each client looks for its role's members.
+        found = self._by_role.get((role, ready))
+        if found is None:
+            found = tuple(m for m in self.all() if m.role == role and (not ready or m.state == READY))
+            self._by_role[role, ready] = found
+        return found
 
     def all(self) -> list[Member]:
         return [self._members[actor_id] for actor_id in sorted(self._members)]
@@ -176,6 +182,7 @@ class Membership:
 
     def _update(self, upserted: Iterable[Member], gone: Iterable[Address]) -> MemberChange:
         change = MemberChange([], [], [])
+        self._by_role.clear()
         for address in gone:
             member = self._members.get(address.actor_id)
             # An older incarnation's departure says nothing about the present one.

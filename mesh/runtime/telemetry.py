@@ -7,6 +7,7 @@ Used on the event loop's thread only, so plain dictionaries suffice.
 import bisect
 import contextlib
 import contextvars
+import functools
 import logging
 import sys
 from collections.abc import Iterable, Mapping
@@ -41,9 +42,13 @@ def new_traceparent(random: Random) -> str:
 
 def series(name: str, labels: dict[str, str]) -> str:
     """The Prometheus text of one series: `name{label="value",…}`, with labels sorted by name."""
-    if not labels:
-        return name
-    pairs = (f'{key}="{_escaped(labels[key])}"' for key in sorted(labels))
+    return _series(name, *labels.items()) if labels else name
+
+
+# Made once for each series: a request counts in two that have labels, and writing a text takes ten calls.
+@functools.lru_cache(maxsize=_MAX_SERIES)
+def _series(name: str, *labels: tuple[str, str]) -> str:
+    pairs = (f'{key}="{_escaped(value)}"' for key, value in sorted(labels))
     return f"{name}{{{','.join(pairs)}}}"
 
 
@@ -78,15 +83,17 @@ class Metrics:
         if key in self._gauges or self._has_room():
             self._gauges[key] = value
 
-    def observe(self, name: str, value: float, **labels: str) -> None:
-        """Add one observation, seconds, to a histogram."""
+    def observe(self, name: str, value: float, count: int = 1, **labels: str) -> None:
+        """Add an observation, seconds, to a histogram; with `count` as many that are equal."""
         key = series(name, labels) if labels else name
         histogram = self._histograms.get(key)
         if histogram is None:
             if not self._has_room():
                 return
             histogram = self._histograms[key] = _Observations()
-        histogram.add(value)
+        # Here and not in a method of it: this is called for every token.
+        histogram.counts[bisect.bisect_left(SECONDS, value)] += count
+        histogram.total += value * count
 
     def value(self, name: str, **labels: str) -> float:
         key = series(name, labels)
@@ -117,10 +124,6 @@ class _Observations:
     def __init__(self) -> None:
         self.counts = [0] * (len(SECONDS) + 1)
         self.total = 0.0
-
-    def add(self, value: float) -> None:
-        self.counts[bisect.bisect_left(SECONDS, value)] += 1
-        self.total += value
 
     def frozen(self) -> Histogram:
         return Histogram(bounds=list(SECONDS), counts=list(self.counts), total=self.total)

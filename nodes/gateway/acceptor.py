@@ -12,6 +12,7 @@ import resource
 import socket
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from nodes.gateway.errors import Unavailable
 
@@ -28,19 +29,21 @@ _PAUSE_S = 0.1
 """The listener stays readable meanwhile, so without a pause the loop would spin; a client hardly notices 0.1 s."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
+Peer = tuple[str, int]
+"""An address, and a port."""
 Refused = Callable[[str], None]
 """Called with the reason why a connection was refused."""
 
 
 class Acceptor:
-    """One listening socket. `make_protocol` makes the protocol of each connection, `num_connections` counts those that
-    have one; `refused` is called for each that got none.
+    """One listening socket. `make_protocol` makes the protocol of each connection, given where that comes from;
+    `num_connections` counts those that have one; `refused` is called for each that got none.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        make_protocol: Callable[[], asyncio.Protocol],
+        make_protocol: Callable[[Peer], asyncio.Protocol],
         num_connections: Callable[[], int],
         max_connections: int,
         refused: Refused,
@@ -79,7 +82,7 @@ class Acceptor:
     def _accept(self) -> None:
         for _ in range(_MAX_AT_ONCE):
             try:
-                connection, _ = self._listener.accept()
+                connection, address = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -95,19 +98,19 @@ class Acceptor:
             elif connection.fileno() >= self._max_files - RESERVED_FILES:
                 self._refuse(connection, f"it has as many as `ulimit -n` ({self._max_files}) allows")
             else:
-                self._take(connection)
+                self._take(connection, address[:2])
 
-    def _take(self, connection: socket.socket) -> None:
+    def _take(self, connection: socket.socket, peer: Peer) -> None:
         # Text goes out in small pieces, and the client waits for each of them.
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        opening = self._loop.create_task(self._connect(connection))
+        opening = self._loop.create_task(self._connect(connection, peer))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
 
-    async def _connect(self, connection: socket.socket) -> None:
+    async def _connect(self, connection: socket.socket, peer: Peer) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._make_protocol, connection)
+            await self._loop.connect_accepted_socket(partial(self._make_protocol, peer), connection)
         except OSError:
             connection.close()
 

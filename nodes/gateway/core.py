@@ -73,6 +73,7 @@ from nodes.gateway.retrying import (
 from nodes.protocol import AttemptFailed, Pooled, PromptRead, Route, TextBatch, TextDelta
 from nodes.protocol.attempts import OVER_SHARE
 from nodes.protocol.memory import MEMORY_RELEASED
+from nodes.request import AttemptRef
 
 REQUEST: Final = "request"
 MOVED: Final = "moved"
@@ -92,6 +93,7 @@ class GatewayCore:
         self._cancels = CancelLedger(
             self._deadlines, lambda cancel: self._commands.append(cancel), give_up_s=config.recovery_timeout_s
         )
+        self.next_deadline = self._deadlines.next
         self._peers = Peers()
         self.resends = Resends(config, self._peers)
         self.moves = Moves(self._peers)
@@ -120,13 +122,11 @@ class GatewayCore:
     def is_idle(self) -> bool:
         return not self.requests and not len(self._cancels)
 
-    def next_deadline(self) -> float | None:
-        return self._deadlines.next()
-
     def handle(self, event: Event, now: float) -> list[Command]:
         self._commands = []
         self._dispatch(event, now)
-        self._commands.extend(self.resends.take())
+        if self.resends.streams:
+            self._commands.extend(self.resends.take())
         self._cancels.flush()
         return self._commands
 
@@ -144,7 +144,8 @@ class GatewayCore:
             case Opened():
                 self._on_opened(event, now)
             case SubmitAccepted():
-                self._on_accepted(event, now)
+                for attempt in event.held:
+                    self._on_accepted(attempt, event, now)
             case SubmitFailed():
                 self._on_submit_failed(event, now)
             case RouteChosen() | RouteFailed():
@@ -203,7 +204,7 @@ class GatewayCore:
             return
         if state.phase is Phase.SUBMITTING:
             self._run(state, now)
-        if state.prompt_position:
+        if state.reading is not None and state.prompt_position:
             # It was told before this, and is lost or late. Without it the output may not even begin.
             self.resends.after_gap(state, len(state.output_ids), now)
             self._arm(state)
@@ -218,9 +219,11 @@ class GatewayCore:
             failure = Failure("internal", "more tokens arrived than were requested", retryable=False)
             self._end(state, None, failure, now)
             return
-        if news.num_tokens and state.take_numerics(self._peers.numerics_of(state.scheduler)):
-            self.num_numerics_changes += 1
         if news.num_tokens or news.text:
+            # Of thousands of tokens at most one is the first under other numerics: the rest should cost a comparison.
+            numerics = self._peers.numerics.get(state.route.decode, "")
+            if numerics != state.numerics and news.num_tokens and state.take_numerics(numerics):
+                self.num_numerics_changes += 1
             state.resend_at = now + max(self._config.quiet_s, min(MAX_QUIET_S, QUIET_PACES * state.pace_s))
             state.num_resends = 0
             if state.deaths or state.num_moves:
@@ -292,11 +295,11 @@ class GatewayCore:
         self._arm(state)
         self._commands.append(Accepted(state.opened.request_id))
 
-    def _on_accepted(self, event: SubmitAccepted, now: float) -> None:
-        state = self.requests.get(event.request_id)
-        if state is None or state.attempt != event.attempt:
+    def _on_accepted(self, held: AttemptRef, event: SubmitAccepted, now: float) -> None:
+        state = self.requests.get(held.request_id)
+        if state is None or state.attempt != held.attempt:
             # Ended or given up meanwhile; the cancel may have reached the scheduler before the attempt did.
-            self._cancels.add(event.scheduler, event.request_id, event.attempt, now)
+            self._cancels.add(event.scheduler, held.request_id, held.attempt, now)
             return
         if state.phase is Phase.SUBMITTING:
             self._run(state, now)

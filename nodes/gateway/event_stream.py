@@ -27,6 +27,7 @@ class EventStream:
     def __init__(self, service: GatewayService, call: HttpCall, answering: Answering, writer: Writer) -> None:
         self._service = service
         self._call = call
+        self._pieces = call.pieces
         self._job = answering.job
         self._output = answering.generation.output
         self._samples = None if answering.answers is None else answering.answers.samples
@@ -44,6 +45,14 @@ class EventStream:
             await call.write(start)
         # Only after the start is written: before that, news would go out ahead of it.
         output.write_through(self._write_now)
+        try:
+            await self._write_all()
+        finally:
+            # It refers back to this stream: as a cycle all that a call has, 70 objects, waited for the collector.
+            output.write_through(None)
+
+    async def _write_all(self) -> None:
+        output = self._output
         while True:
             await self._wait()
             if output.is_gone:
@@ -88,12 +97,13 @@ class EventStream:
 
     def _write_now(self) -> bool:
         """Write news at once. False if the client does not keep up: then it is left to the call's task."""
-        if not self._call.can_write_now:
+        pieces = self._pieces
+        if pieces is None or not pieces.can_write:
             return False
         self._was_silent = False
         chunks = self._chunks()
         if chunks:
-            self._call.write_now(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+            pieces.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
         return True
 
     def _chunks(self) -> list[bytes]:

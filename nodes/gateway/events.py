@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from nodes.gateway.records.sample_log import SampleSoFar
 from nodes.protocol import (
     AttemptFailed,
     ChooseRoute,
@@ -19,7 +20,6 @@ from nodes.protocol import (
     Suspected,
     TextBatch,
 )
-from nodes.protocol.records import SampleRecord
 from nodes.request import AttemptRef, RequestSpec
 
 ABORT: Final = "abort"
@@ -50,10 +50,9 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubmitAccepted(NamedTuple):
-    """The scheduler holds the attempt; `epoch` is the incarnation that answered."""
+    """The scheduler holds these attempts; `epoch` is the incarnation that answered."""
 
-    request_id: str
-    attempt: int
+    held: list[AttemptRef]
     scheduler: str
     epoch: int
 
@@ -311,7 +310,7 @@ class End(NamedTuple):
     elapsed_s: float
     stall_s: float = 0.0
     stop: str | int | None = None
-    sample: SampleRecord | None = None
+    sample: SampleSoFar | None = None
     num_restored_tokens: int = 0
 
 

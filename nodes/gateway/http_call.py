@@ -97,7 +97,7 @@ class HttpCall:
         self.key: ApiKey | None = None
         self.place: Place | None = None
         self._errors = errors
-        self._error_event: Callable[[ApiError], bytes] = lambda error: errors.event(error, self.request_id)
+        self._error_event: Callable[[ApiError], bytes] | None = None
         self._receive = receive
         self._send = send
         extensions: dict[str, dict[str, PieceWriter]] = scope.get("extensions") or {}
@@ -225,7 +225,8 @@ class HttpCall:
     async def fail(self, error: ApiError) -> None:
         """An error answer; inside an event stream that has begun, its last event."""
         if self.status:
-            await self.write(self._error_event(error), more=False)
+            event = self._error_event
+            await self.write(self._errors.event(error, self.request_id) if event is None else event(error), more=False)
             return
         # No request can follow an incomplete body. A client that sent `Expect: 100-continue` has not begun to send it.
         closes = self._is_late or (not self._is_read and self._asked_first)
@@ -235,7 +236,7 @@ class HttpCall:
     async def start_stream(self, error_event: Callable[[ApiError], bytes] | None = None) -> None:
         """From now on an error is the last event, by `error_event` if its form depends on what was written before."""
         self.status = 200
-        self._error_event = error_event or self._error_event
+        self._error_event = error_event
         headers = [*_STREAM_HEADERS, *self.names.headers()]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
@@ -244,16 +245,13 @@ class HttpCall:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     @property
-    def can_write_now(self) -> bool:
-        return self._pieces is not None and self._pieces.can_write
+    def pieces(self) -> PieceWriter | None:
+        """Writes to the connection at once; None if it was not made by this server's protocol."""
+        return self._pieces
 
     @property
     def is_paused(self) -> bool:
         return self._pieces is not None and self._pieces.is_paused
-
-    def write_now(self, data: bytes) -> None:
-        assert self._pieces is not None, "write_now needs can_write_now"
-        self._pieces.write(data)
 
     def cut(self) -> None:
         """End the connection of a client that does not read; `watch` is done then."""

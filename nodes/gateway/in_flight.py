@@ -15,16 +15,13 @@ _ITSELF: Final = 1
 class Place:
     """One call, from its head to its end. `request_ids` are those of its requests that were opened."""
 
-    __slots__ = ("client", "key", "request_ids")
+    __slots__ = ("client", "key", "request_ids", "size")
 
     def __init__(self, client: Client = NOBODY, key: ApiKey | None = None) -> None:
         self.client = client
         self.key = key
         self.request_ids: list[str] = []
-
-    @property
-    def size(self) -> int:
-        return max(_ITSELF, len(self.request_ids))
+        self.size = _ITSELF
 
 
 class _Calls:
@@ -58,15 +55,18 @@ class InFlight:
 
     def opened(self, place: Place, request_ids: list[str]) -> None:
         """A call has requests from now on, or more of them."""
-        before = place.size
         place.request_ids += request_ids
-        self._resize(place, before)
+        self._resize(place)
 
     def closed(self, place: Place, request_ids: list[str]) -> None:
         """Some of its requests are over, but not the call."""
-        over, before = frozenset(request_ids), place.size
-        place.request_ids = [one for one in place.request_ids if one not in over]
-        self._resize(place, before)
+        if place.request_ids == request_ids:
+            # Nearly every call: all of them are over.
+            place.request_ids = []
+        else:
+            over = frozenset(request_ids)
+            place.request_ids = [one for one in place.request_ids if one not in over]
+        self._resize(place)
 
     def leave(self, place: Place) -> None:
         """The call is over, or refused; calling this again is harmless."""
@@ -111,7 +111,10 @@ class InFlight:
             num_needed -= place.size
         return chosen
 
-    def _resize(self, place: Place, before: int) -> None:
+    def _resize(self, place: Place) -> None:
+        before, place.size = place.size, len(place.request_ids) or _ITSELF
+        if place.size == before:
+            return
         calls = self._calls.get(place.client.name)
         if calls is not None and place in calls.places:
             calls.size += place.size - before

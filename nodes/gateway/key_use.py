@@ -38,27 +38,23 @@ class KeyUse:
         """How many keys have calls at work."""
         return len(self._at_work)
 
-    def enter(self, key: ApiKey | None) -> None:
+    def enter(self, key: ApiKey) -> None:
         """A call begins. Raises TooManyRequests."""
-        if key is None:
-            return
         at_work = self._at_work.get(key.name)
         if key.requests and at_work is not None and at_work.num_calls >= self._share(key.requests):
             raise self._refused(key, "requests", at_work.num_calls, key.requests)
         self._at_work.setdefault(key.name, _AtWork()).num_calls += 1
 
-    def leave(self, key: ApiKey | None) -> None:
-        if key is None:
-            return
+    def leave(self, key: ApiKey) -> None:
         at_work = self._at_work[key.name]
         at_work.num_calls -= 1
         if not at_work.num_calls:
             # Keys come and go with their file: forget those without calls.
             del self._at_work[key.name]
 
-    def check_tokens(self, key: ApiKey | None, prompts: Sequence[Sequence[int]]) -> None:
+    def check_tokens(self, key: ApiKey, prompts: Sequence[Sequence[int]]) -> None:
         """Whether a call that has entered may have these prompts computed. Raises TooManyRequests."""
-        if key is None or not key.tokens:
+        if not key.tokens:
             return
         num_new, at_work = sum(map(len, prompts)), self._at_work[key.name].num_tokens
         if num_new > key.tokens:
@@ -68,13 +64,13 @@ class KeyUse:
         if at_work and at_work + num_new > self._share(key.tokens):
             raise self._refused(key, "tokens", at_work, key.tokens)
 
-    def begin(self, key: ApiKey | None, generation: Generation) -> None:
+    def begin(self, key: ApiKey, generation: Generation) -> None:
         """Until `end`, the tokens of `generation` are at work."""
-        if key is not None and key.tokens:
+        if key.tokens:
             self._at_work[key.name].generations.append(generation)
 
-    def end(self, key: ApiKey | None, generation: Generation) -> None:
-        if key is not None and key.tokens:
+    def end(self, key: ApiKey, generation: Generation) -> None:
+        if key.tokens:
             self._at_work[key.name].generations.remove(generation)
 
     def _share(self, most: int) -> int:

@@ -8,8 +8,8 @@ What this gateway calls the request itself names it as well. A name is its API k
 their requests the same one. All samples of a prompt go by the name of the prompt, which is read once for all of them.
 """
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from typing import Self
 
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.outputs import Generation
@@ -46,13 +46,21 @@ def _prompts_by_name(names: Sequence[str | Sequence[str]], num_prompts: int) -> 
 class NamedCall:
     """One call, from the reading of its body until it is answered."""
 
-    __slots__ = ("_aborted", "_num_prompts", "_request_ids", "owner")
+    __slots__ = ("_aborted", "_calls", "_num_prompts", "_request_ids", "meant", "owner")
 
-    def __init__(self, owner: str, num_prompts: int) -> None:
+    def __init__(self, calls: "NamedCalls", owner: str, meant: dict[str, list[int]], num_prompts: int) -> None:
+        self._calls = calls
         self.owner = owner
+        self.meant = meant
         self._num_prompts = num_prompts
         self._request_ids: list[str] | None = None
         self._aborted: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.leave(self)
 
     def opened(self, generation: Generation) -> list[str]:
         """Its prompts became these requests. Returns those that were aborted before they were."""
@@ -83,23 +91,25 @@ class NamedCalls:
     def __len__(self) -> int:
         return len(self._calls)
 
-    @contextmanager
-    def entered(self, owner: str, names: Sequence[str | Sequence[str]], num_prompts: int) -> Generator[NamedCall]:
-        """Within it the call can be aborted under each of `names`, one for all of its prompts or one for each."""
-        call = NamedCall(owner, num_prompts)
-        meant = {(owner, name): prompts for name, prompts in _prompts_by_name(names, num_prompts).items()}
+    def entered(self, owner: str, names: Sequence[str | Sequence[str]], num_prompts: int) -> NamedCall:
+        """Within it, as a context, the call can be aborted under each of `names`, one for all of its prompts or one for
+        each.
+        """
+        meant = _prompts_by_name(names, num_prompts)
+        call = NamedCall(self, owner, meant, num_prompts)
         self._calls[call] = None
-        for key, prompts in meant.items():
-            self._by_name.setdefault(key, {})[call] = prompts
-        try:
-            yield call
-        finally:
-            del self._calls[call]
-            for key in meant:
-                calls = self._by_name[key]
-                del calls[call]
-                if not calls:
-                    del self._by_name[key]
+        for name, prompts in meant.items():
+            self._by_name.setdefault((owner, name), {})[call] = prompts
+        return call
+
+    def leave(self, call: NamedCall) -> None:
+        """The call's own, at its end."""
+        del self._calls[call]
+        for name in call.meant:
+            calls = self._by_name[call.owner, name]
+            del calls[call]
+            if not calls:
+                del self._by_name[call.owner, name]
 
     def abort(self, owner: str, name: str) -> list[str]:
         """Ids of the requests to be ended: those that `owner` calls so. Others' requests of that name are not meant."""

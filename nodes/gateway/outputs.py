@@ -121,7 +121,7 @@ class CallOutput:
         sample.num_cached_tokens = num_cached_tokens
         if text:
             sample.texts.append(text)
-            return self._is_shown(index) and self._note(index)
+            return (not self._samples_per_read or self._is_shown(index)) and self._note(index)
         return False
 
     def restored(self, index: int, num_tokens: int) -> None:
@@ -182,8 +182,9 @@ class CallOutput:
         if self.is_finished or not (self._whole or self._write is not None):
             self._wake()
 
-    def write_through(self, write: Callable[[], bool]) -> None:
+    def write_through(self, write: Callable[[], bool] | None) -> None:
         """From now on `flush` has `write` take news at once. If it returns False (the client lags), the writer does.
+        With None, the writer alone does again.
 
         What `write` raises is raised by the writer's `wait`.
         """

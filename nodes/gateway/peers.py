@@ -11,12 +11,13 @@ class Peers:
     def __init__(self) -> None:
         self._detokenizers: list[str] = []
         self._schedulers = SchedulersChanged({})
+        self.numerics = self._schedulers.numerics
 
     def take(self, event: DetokenizersChanged | SchedulersChanged) -> None:
         if isinstance(event, DetokenizersChanged):
             self._detokenizers = event.ready
         else:
-            self._schedulers = event
+            self._schedulers, self.numerics = event, event.numerics
 
     def epoch_of(self, scheduler: str) -> int:
         return self._schedulers.ready.get(scheduler, 0)
@@ -24,15 +25,12 @@ class Peers:
     def is_stand_in(self, scheduler: str) -> bool:
         return scheduler in self._schedulers.stand_ins
 
-    def numerics_of(self, scheduler: str) -> str:
-        return self._schedulers.numerics.get(scheduler, "")
-
     def has_equal(self, scheduler: str, *, with_stand_ins: bool) -> bool:
         """Whether another one is ready that computes the same bits; stand-ins may not count."""
-        numerics = self.numerics_of(scheduler)
+        numerics = self.numerics.get(scheduler, "")
         return bool(numerics) and any(
             other != scheduler
-            and self.numerics_of(other) == numerics
+            and self.numerics.get(other) == numerics
             and (with_stand_ins or not self.is_stand_in(other))
             for other in self._schedulers.ready
         )

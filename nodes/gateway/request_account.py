@@ -17,9 +17,10 @@ from nodes.gateway.records.call_log import CallLog, CallTrack
 from nodes.gateway.records.line_file import LineFile
 from nodes.gateway.records.open_calls import OpenCalls, open_calls_path
 from nodes.gateway.records.request_log import Chooser
+from nodes.gateway.records.sample_log import SampleSoFar
 from nodes.gateway.request_names import RequestNames
 from nodes.protocol.attempts import OVER_SHARE
-from nodes.protocol.records import CallsFound, FindCalls, SampleRecord
+from nodes.protocol.records import CallsFound, FindCalls
 
 if TYPE_CHECKING:
     from nodes.gateway.records.otel.export import SpanExport
@@ -91,7 +92,7 @@ class RequestAccount:
         """A supervisor says that an actor is dead: calls that are under way say so too."""
         self._calls.died(actor_id, epoch, reason, self._ctx.now())
 
-    def find(self, query: FindCalls, open_sample: Callable[[str], SampleRecord | None]) -> CallsFound:
+    def find(self, query: FindCalls, open_sample: Callable[[str], SampleSoFar | None]) -> CallsFound:
         return self._calls.find(query, self._ctx.now(), open_sample, epoch=self._ctx.address.epoch)
 
     async def close(self) -> None:
@@ -140,9 +141,7 @@ class RequestAccount:
         if command.first:
             observe("mesh_time_to_first_token_seconds", command.since_s)
             return
-        each_s = command.since_s / num_tokens
-        for _ in range(num_tokens):
-            observe("mesh_inter_token_latency_seconds", each_s)
+        observe("mesh_inter_token_latency_seconds", command.since_s / num_tokens, num_tokens)
 
     def flush(self) -> None:
         if self.num_tokens:
@@ -174,7 +173,8 @@ class RequestAccount:
         if end.sample is not None and 0 < self._slow_s <= end.elapsed_s:
             self._slow(end, end.sample, names, 0.0 if track is None else track.tokenize_s)
 
-    def _slow(self, end: End, sample: SampleRecord, names: RequestNames, tokenize_s: float) -> None:
+    def _slow(self, end: End, so_far: SampleSoFar, names: RequestNames, tokenize_s: float) -> None:
+        sample = so_far.record()
         attempts = sample.attempts
         # A request that failed early may have had none.
         first_token = {"first_token_s": round(sample.first_token_s, 3)} if sample.first_token_s >= 0 else {}

@@ -18,10 +18,10 @@ import enum
 from typing import Final, NamedTuple
 
 from nodes.gateway.events import Deliver, DeliverVector, End, Failure, Opened, Tokens
-from nodes.gateway.records.sample_log import SampleLog
+from nodes.gateway.records.sample_log import SampleLog, SampleSoFar
 from nodes.prompt_payloads import PromptPayloads
 from nodes.protocol import ChooseRoute, Pooled, Submit, Suspected, TextDelta
-from nodes.protocol.records import STALL_S, SampleRecord
+from nodes.protocol.records import STALL_S
 
 MAX_MOVES: Final = 3
 """Without output in between: groups die one after the other under it, or a tokenizer does not know that they do."""
@@ -267,19 +267,22 @@ class RequestState:
             asks=self.opened.spec.needs,
         )
 
-    def record(
+    def so_far(
         self, now: float | None = None, finish_reason: str | None = None, failure: Failure | None = None
-    ) -> SampleRecord:
+    ) -> SampleSoFar:
         """What became of it so far, or, with `now`, in all."""
-        return self.log.record(
+        if now is not None:
+            self.log.ended(now)
+        return SampleSoFar(
+            self.log,
             self.opened.request_id,
-            prompt_tokens=len(self.opened.prompt_ids),
-            cached_tokens=self.num_cached_tokens,
-            output_tokens=len(self.output_ids),
-            last_token=self.last_at,
-            ended=now,
-            finish=finish_reason or "",
-            failure=failure.code if failure is not None else "",
+            len(self.opened.prompt_ids),
+            self.num_cached_tokens,
+            len(self.output_ids),
+            self.last_at,
+            now,
+            finish_reason or "",
+            failure.code if failure is not None else "",
         )
 
     def end(self, finish_reason: str | None, failure: Failure | None, now: float, stop_string: str = "") -> End:
@@ -296,6 +299,6 @@ class RequestState:
             now - self.arrived_at,
             self.log.stall_s,
             stop,
-            self.record(now, finish_reason, failure),
+            self.so_far(now, finish_reason, failure),
             self.num_restored_tokens,
         )

@@ -14,7 +14,8 @@ class Resends:
     def __init__(self, config: GatewayConfig, peers: Peers) -> None:
         self._config = config
         self._peers = peers
-        self._streams: dict[tuple[str, str], list[ResendFrom]] = {}
+        self.streams: dict[tuple[str, str], list[ResendFrom]] = {}
+        """What `take` has to ask for, by scheduler and new detokenizer."""
         self._suspects: list[Command] = []
         self.num_resends = 0
 
@@ -44,16 +45,14 @@ class Resends:
         changed = state.detokenizer if state.switched else ""
         # Grouped: when a detokenizer dies, all its requests ask at once, in one message per scheduler.
         stream = ResendFrom(state.opened.request_id, state.attempt, position, state.prompt_position)
-        self._streams.setdefault((state.scheduler, changed), []).append(stream)
+        self.streams.setdefault((state.scheduler, changed), []).append(stream)
         # Not by a `Retrier`: the only answer is the text itself, from a position that moves on meanwhile.
         state.resend_at = now + min(MAX_RESEND_PAUSE_S, self._config.quiet_s * 2 ** min(state.num_resends, 8))
 
     def take(self) -> list[Command]:
-        if not self._streams:
-            return []
         commands = self._suspects
-        for (scheduler, detokenizer), streams in self._streams.items():
+        for (scheduler, detokenizer), streams in self.streams.items():
             commands.append(SendResend(scheduler, detokenizer, streams))
             self.num_resends += len(streams)
-        self._streams, self._suspects = {}, []
+        self.streams, self._suspects = {}, []
         return commands

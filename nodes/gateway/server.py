@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from mesh.errors import BindError
-from nodes.gateway.acceptor import Acceptor, Refused
+from nodes.gateway.acceptor import Acceptor, Peer, Refused
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.http_protocol import BoundedHttpProtocol, Newcomers
@@ -169,7 +169,7 @@ class HttpServer:
         # uvicorn cancels what is left without waiting for it.
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _make_protocol(self) -> asyncio.Protocol:
+    def _make_protocol(self, peer: Peer) -> asyncio.Protocol:
         server = self._server
         make = cast("partial[BoundedHttpProtocol]", server.config.http_protocol_class)
-        return make(config=server.config, server_state=server.server_state, app_state=server.lifespan.state)
+        return make(config=server.config, server_state=server.server_state, app_state=server.lifespan.state, peer=peer)

@@ -64,6 +64,7 @@ from nodes.gateway.key_use import KeyUse
 from nodes.gateway.named_calls import NamedCalls
 from nodes.gateway.outputs import CallOutput, Generation
 from nodes.gateway.records.call_log import CallTrack
+from nodes.gateway.records.sample_log import SampleSoFar
 from nodes.gateway.request_account import RequestAccount
 from nodes.gateway.request_names import UNNAMED, RequestNames
 from nodes.gateway.scheduler_view import SchedulerView
@@ -89,8 +90,9 @@ from nodes.protocol import (
     TokenizerIs,
 )
 from nodes.protocol.attempts import OVER_SHARE
-from nodes.protocol.records import CallsFound, FindCalls, SampleRecord
+from nodes.protocol.records import CallsFound, FindCalls
 from nodes.redaction import PromptRedactor
+from nodes.request import AttemptRef
 from nodes.roles import DETOKENIZER, GATEWAY, SCHEDULER, TOKENIZER, WORKER
 from nodes.trace_notes import Noted
 
@@ -187,11 +189,13 @@ class GatewayService:
         """
         if self._turns_away:
             raise Unavailable("This gateway is draining.", code="draining", retry_after_s=self.config.retry_after_s)
-        self.key_use.enter(key)
+        if key is not None:
+            self.key_use.enter(key)
         most, num = self.config.max_inflight, self.in_flight.num_calls
         has_room = num < most or self._make_room(client, 1, 1)
         if not has_room and (self.in_flight.num_of(client) or num >= most + most // RESERVE):
-            self.key_use.leave(key)
+            if key is not None:
+                self.key_use.leave(key)
             message = f"{num} calls are in flight, the maximum for this gateway (max_inflight)."
             raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
         place = Place(client, key)
@@ -219,7 +223,8 @@ class GatewayService:
         return bool(place.request_ids) and all(map(self._core.is_new, place.request_ids))
 
     def leave_call(self, place: Place) -> None:
-        self.key_use.leave(place.key)
+        if place.key is not None:
+            self.key_use.leave(place.key)
         self.in_flight.leave(place)
         self.num_calls -= 1
         if self.num_calls == 0:
@@ -278,7 +283,8 @@ class GatewayService:
         `place` is the call's, from `enter_call`. `abandon` has to be called with both.
         """
         place = place or Place()
-        self.key_use.check_tokens(place.key, prepared.token_ids)
+        if place.key is not None:
+            self.key_use.check_tokens(place.key, prepared.token_ids)
         requests = fan_out(
             job,
             prepared.token_ids,
@@ -308,7 +314,8 @@ class GatewayService:
             hides_output=job.tokens.hides_output,
         )
         generation = Generation(requests, output, len(prepared.token_ids))
-        self.key_use.begin(place.key, generation)
+        if place.key is not None:
+            self.key_use.begin(place.key, generation)
         self.in_flight.opened(place, generation.request_ids)
         if track is not None:
             track.opened(generation)
@@ -319,7 +326,8 @@ class GatewayService:
 
     def abandon(self, generation: Generation, place: Place | None = None) -> None:
         if place is not None:
-            self.key_use.end(place.key, generation)
+            if place.key is not None:
+                self.key_use.end(place.key, generation)
             self.in_flight.closed(place, generation.request_ids)
         for request_id in generation.request_ids:
             # Mostly all have ended, and the core would be told for nothing.
@@ -394,9 +402,9 @@ class GatewayService:
         """Calls under way and ended ones that are still known here."""
         return self.account.find(query, self._sample_so_far)
 
-    def _sample_so_far(self, request_id: str) -> SampleRecord | None:
+    def _sample_so_far(self, request_id: str) -> SampleSoFar | None:
         state = self._core.requests.get(request_id)
-        return None if state is None else state.record()
+        return None if state is None else state.so_far()
 
     def handle(self, event: Event) -> None:
         self._driver.feed(event)
@@ -446,7 +454,8 @@ class GatewayService:
 
     def _deliver(self, command: Deliver) -> None:
         output, index, *_ = self._outputs[command.request_id]
-        output.restored(index, command.num_restored_tokens)
+        if command.num_restored_tokens:
+            output.restored(index, command.num_restored_tokens)
         if output.deliver(index, command.text, command.num_tokens, command.num_cached_tokens, command.tokens):
             self._fresh.append(output)
         if command.first:
@@ -483,23 +492,27 @@ class GatewayService:
 
     def _on_submitted(self, scheduler: str, attempts: list[Submit], outcome: Answer | MeshError) -> None:
         failure, was_heard = _unfitting(scheduler), True
-        held: set[tuple[str, int]] = set()
+        answered: set[tuple[str, int]] = set()
+        held: list[AttemptRef] = []
         refused: dict[tuple[str, int], Failure] = {}
         if isinstance(outcome, MeshError):
             failure = _failure_of(outcome)
             was_heard = not isinstance(outcome, errors.PeerLost) or outcome.was_heard
         elif isinstance(outcome.message, AttemptsSubmitted):
-            held = {(attempt.request_id, attempt.attempt) for attempt in outcome.message.held}
+            answered = {(attempt.request_id, attempt.attempt) for attempt in outcome.message.held}
             for one in outcome.message.refused:
                 refused[one.request_id, one.attempt] = Failure(one.code, one.message, one.retryable, one.param)
         for submit in attempts:
             key = (submit.request_id, submit.attempt)
-            self.ctx.trace.note(Noted.ANSWERED, *key, key in held)
-            if not isinstance(outcome, MeshError) and key in held:
-                self.handle(SubmitAccepted(*key, outcome.sender.actor_id, outcome.sender.epoch))
+            self.ctx.trace.note(Noted.ANSWERED, *key, key in answered)
+            if key in answered:
+                held.append(AttemptRef(*key))
             else:
                 # An attempt in neither list may be held all the same: it is cancelled before there is another one.
                 self.handle(SubmitFailed(*key, refused.get(key, failure), was_heard))
+        if held and not isinstance(outcome, MeshError):
+            # One event for all: at 64 clients an answer is about five of them.
+            self.handle(SubmitAccepted(held, outcome.sender.actor_id, outcome.sender.epoch))
 
     def _on_cancelled(self, scheduler: str, outcome: Answer | MeshError) -> None:
         if isinstance(outcome, MeshError):

@@ -82,10 +82,15 @@ class ChunkWriter(Writer):
     def text(self, number: int, text: str, end: End | None, tokens: Tokens | None) -> bytes:
         if self._is_plain and end is None:
             return self._before[number] + ENCODE(text) + self._null
+        lead = self.lead(number)
         reason = None if end is None else end.finish_reason
         logprobs = b"null" if self._is_plain else ENCODE(self.logprobs(number, tokens, reason))
         shown = self.before_text + ENCODE(text) + self.after_text
-        return self.chunk(number, shown, logprobs, reason, self.more(number, tokens, end))
+        return lead + self.chunk(number, shown, logprobs, reason, self.more(number, tokens, end))
+
+    def lead(self, number: int) -> bytes:
+        """Events to be written before a piece of a sample whose chunks show more than text."""
+        return b""
 
     @override
     def piece(self, number: int, events: Sequence[Event], end: End | None, tokens: Tokens | None) -> bytes:

@@ -3,6 +3,8 @@
 Pure; used by `nodes/tokenizer/routing.py`.
 """
 
+from collections.abc import Iterable
+
 from kvstore.hashing import HASH_BYTES
 from kvstore.protocol import CacheEvent, PageRemoved, PagesOnDisk, PageStored
 
@@ -27,37 +29,47 @@ class CacheIndex:
     def __len__(self) -> int:
         return len(self._hashes) + len(self._on_disk)
 
-    def apply(self, event: CacheEvent) -> None:
-        if isinstance(event, PageStored):
-            self._on_disk.pop(event.page_hash, None)
-            self._keep(self._hashes, event.page_hash)
-        elif isinstance(event, PageRemoved):
-            for page_hash in event.page_hashes:
-                self._hashes.pop(page_hash, None)
-                if event.on_disk:
-                    self._keep(self._on_disk, page_hash)
-        elif isinstance(event, PagesOnDisk):
-            # What is left over of a hash names no page.
-            for end in range(HASH_BYTES, len(event.hashes) + 1, HASH_BYTES):
-                page_hash = event.hashes[end - HASH_BYTES : end]
-                # What is cached goes to the disk's when it leaves the cache, if it is to be looked for there.
-                if page_hash not in self._hashes:
-                    self._keep(self._on_disk, page_hash)
-        else:
-            # A scheduler that starts again states its cache anew, while its host's disk has what it had.
-            cached = list(self._hashes)
-            self.clear()
-            if not event.on_disk:
-                self._on_disk.clear()
-                return
-            for page_hash in cached:
-                self._keep(self._on_disk, page_hash)
+    def apply(self, events: Iterable[CacheEvent]) -> None:
+        """Changes in the order in which the scheduler made them."""
+        hashes, on_disk, most = self._hashes, self._on_disk, self._max_pages
+        for event in events:
+            if isinstance(event, PageStored):
+                # Without calls: each page of each prompt comes here, twice if it is prefilled elsewhere. They were an
+                # eighth of a tokenizer's.
+                page_hash = event.page_hash
+                on_disk.pop(page_hash, None)
+                hashes.pop(page_hash, None)
+                hashes[page_hash] = None
+                if len(hashes) > most:
+                    del hashes[next(iter(hashes))]
+            elif isinstance(event, PageRemoved):
+                for page_hash in event.page_hashes:
+                    hashes.pop(page_hash, None)
+                    if event.on_disk:
+                        self._keep_on_disk(page_hash)
+            elif isinstance(event, PagesOnDisk):
+                # What is left over of a hash names no page.
+                for end in range(HASH_BYTES, len(event.hashes) + 1, HASH_BYTES):
+                    page_hash = event.hashes[end - HASH_BYTES : end]
+                    # What is cached goes to the disk's when it leaves the cache, if it is to be looked for there.
+                    if page_hash not in hashes:
+                        self._keep_on_disk(page_hash)
+            else:
+                # A scheduler that starts again states its cache anew, while its host's disk has what it had.
+                cached = list(hashes)
+                hashes.clear()
+                if not event.on_disk:
+                    on_disk.clear()
+                    continue
+                for page_hash in cached:
+                    self._keep_on_disk(page_hash)
 
     def clear(self) -> None:
         """What is cached is not known any more."""
         self._hashes.clear()
 
-    def _keep(self, hashes: dict[bytes, None], page_hash: bytes) -> None:
+    def _keep_on_disk(self, page_hash: bytes) -> None:
+        hashes = self._on_disk
         hashes.pop(page_hash, None)
         hashes[page_hash] = None
         if len(hashes) > self._max_pages:

@@ -177,8 +177,7 @@ class RoutingCore:
             return []
         scheduler.lost_until = 0.0
         if isinstance(event, CacheChanged):
-            for change in event.events.events:
-                scheduler.index.apply(change)
+            scheduler.index.apply(event.events.events)
         elif isinstance(event, CacheUnknown):
             scheduler.index.clear()
         else:
@@ -228,7 +227,9 @@ class RoutingCore:
         decode = min(ready, key=rank)
         prefill = None
         if decode.attributes.phase not in (PREFILL, MIXED) and not is_vector:
-            prefill = min(self._prefilling(ready, len(token_ids), excluded, now), key=rank, default=None)
+            prefilling = self._prefilling(ready, len(token_ids), excluded, now)
+            # Mostly there is one, which needs no rank.
+            prefill = prefilling[0] if len(prefilling) == 1 else min(prefilling, key=rank, default=None)
         for scheduler in filter(None, (decode, prefill)):
             scheduler.remember(now, len(token_ids) - overlaps[scheduler.actor_id])
         return Route(

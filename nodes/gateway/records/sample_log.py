@@ -4,7 +4,7 @@ The core of the gateway calls this beside its decisions, never for a token that 
 it costs is per attempt, not per token.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from nodes.protocol.records import NOT_YET, STALL_S, AttemptRecord, SampleRecord, StallRecord, since
 from nodes.request import Stages
@@ -97,35 +97,27 @@ class SampleLog:
         if last.ended is None:
             last.ended, last.failure, last.why = now, failure, why[:_MAX_WHY_CHARS]
 
-    def record(
-        self,
-        request_id: str,
-        *,
-        prompt_tokens: int,
-        cached_tokens: int,
-        output_tokens: int,
-        last_token: float,
-        ended: float | None = None,
-        finish: str = "",
-        failure: str = "",
-    ) -> SampleRecord:
-        """All of it; `last_token` and `ended` (None: it runs) on the core's clock."""
-        # What ended the sample ended its last attempt, unless that had failed and nothing came after it.
-        if ended is not None and self._attempts and self._attempts[-1].ended is None:
-            self._attempts[-1].ended = ended
+    def record(self, sample: "SampleSoFar") -> SampleRecord:
+        """All of it."""
+        arrived_at, output_tokens = self._arrived_at, sample.output_tokens
         return SampleRecord(
-            request_id=request_id,
-            prompt_tokens=prompt_tokens,
-            cached_tokens=cached_tokens,
+            request_id=sample.request_id,
+            prompt_tokens=sample.prompt_tokens,
+            cached_tokens=sample.cached_tokens,
             output_tokens=output_tokens,
             first_token_s=self.first_token_s,
-            last_token_s=since(self._arrived_at, last_token) if output_tokens else NOT_YET,
-            ended_s=self._since(ended),
-            finish=finish,
-            failure=failure,
+            last_token_s=since(arrived_at, sample.last_token) if output_tokens else NOT_YET,
+            ended_s=self._since(sample.ended),
+            finish=sample.finish,
+            failure=sample.failure,
             attempts=[self._told(attempt) for attempt in self._attempts],
-            stalls=self._stalls(last_token),
+            stalls=self._stalls(sample.last_token),
         )
+
+    def ended(self, now: float) -> None:
+        """What ended the sample ended its last attempt, unless that had failed and nothing came after it."""
+        if self._attempts and self._attempts[-1].ended is None:
+            self._attempts[-1].ended = now
 
     def _stalls(self, last_token: float) -> list[StallRecord]:
         """The long pauses that are not the pace of this output, which is told from all others, earlier and later ones.
@@ -168,3 +160,23 @@ class SampleLog:
 
     def _since(self, at: float | None) -> float:
         return NOT_YET if at is None else since(self._arrived_at, at)
+
+
+class SampleSoFar(NamedTuple):
+    """What is known of a sample beside its log; times on the core's clock, `ended` None: it runs.
+
+    Made into a record when somebody looks at it: few of the calls that end are ever looked at.
+    """
+
+    log: SampleLog
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    last_token: float
+    ended: float | None = None
+    finish: str = ""
+    failure: str = ""
+
+    def record(self) -> SampleRecord:
+        return self.log.record(self)

@@ -83,13 +83,10 @@ class _TextChunks(ChunkWriter):
         self._is_echoed = details.of_prompts.is_echoed
 
     @override
-    def text(self, number: int, text: str, end: End | None, tokens: Tokens | None) -> bytes:
-        # The first chunk is of the prompt.
-        is_first = self._is_echoed and number not in self._begun
-        echo = self._echo(number) if is_first else b""
-        return echo + super().text(number, text, end, tokens)
-
-    def _echo(self, number: int) -> bytes:
+    def lead(self, number: int) -> bytes:
+        """The first chunk is of the prompt, if that is echoed."""
+        if not self._is_echoed or number in self._begun:
+            return b""
         prompt, details = self.details.of_prompts.text_of(number), self.details
         logprobs = ENCODE(_logprobs_of_prompt(number, details) if details.reads_logprobs else None)
         return self.chunk(number, self.before_text + ENCODE(prompt), logprobs, None, self.more(number, None, None))

@@ -130,11 +130,14 @@ async def greeted(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[
     monkeypatch.setattr(acceptor, "_PAUSE_S", 0.01)
 
     class Greeter(asyncio.Protocol):
+        def __init__(self, peer: tuple[str, int]) -> None:
+            peers.append(peer)
+
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             transport.write(b"here")
             transport.close()
 
-    whys: list[str] = []
+    whys, peers = list[str](), list[tuple[str, int]]()
     none: Callable[[], int] = lambda: 0  # noqa: E731
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
@@ -142,6 +145,7 @@ async def greeted(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[
         taking.open()
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         assert await asyncio.wait_for(reader.read(), 5) == b"here"
+        assert peers == [writer.get_extra_info("sockname")]
         writer.close()
         taking.close()
         taking.close()

@@ -225,7 +225,6 @@ def test_each_gateway_grants_its_share_and_one_in_any_case(num_gateways: int, sh
     use, key = KeyUse(lambda: num_gateways, retry_after_s=1), ApiKey("alice", b"", requests=8)
     for _ in range(share):
         use.enter(key)
-    use.enter(None)
     use.enter(ApiKey("bob", b""))
     with pytest.raises(TooManyRequests, match=f"has {share} requests at work here; its limit is {share}"):
         use.enter(key)

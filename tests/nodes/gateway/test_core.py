@@ -78,7 +78,7 @@ def waiting(core: GatewayCore) -> GatewayCore:
 def running(core: GatewayCore) -> GatewayCore:
     core.handle(DetokenizersChanged(["t0"]), 0.0)
     core.handle(opened(), 0.0)
-    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.0)
+    core.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 1), 0.0)
     return core
 
 
@@ -107,7 +107,7 @@ def test_a_request_from_submission_to_finish(core: GatewayCore) -> None:
     message = submit.message
     assert (submit.scheduler, message.detokenizer, message.prefill, message.gateway) == ("d0", "t0", "p0", "g0")
     assert (core.num_requests, core.num_waiting, core.is_idle) == (1, 1, False)
-    assert core.handle(SubmitAccepted("r", 0, "d0", 1), 0.1) == [Accepted("r")]
+    assert core.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 1), 0.1) == [Accepted("r")]
     assert core.num_waiting == 0
     first = core.handle(batch(delta(0, [7], 0, "se", num_cached_tokens=2)), 0.5)
     assert first == [Deliver("r", "se", 1, 0.5, True, num_cached_tokens=2)]
@@ -126,14 +126,14 @@ def test_a_request_from_submission_to_finish(core: GatewayCore) -> None:
 def test_what_was_read_from_a_disk_is_a_part_of_what_was_cached(core: GatewayCore) -> None:
     core.handle(DetokenizersChanged(["t0"]), 0.0)
     core.handle(opened(), 0.0)
-    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.1)
+    core.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 1), 0.1)
     stages = Stages(restored_tokens=9)
     (first,) = core.handle(batch(delta(0, [7], 0, "a", num_cached_tokens=2, stages=stages)), 0.5)
     assert isinstance(first, Deliver)
     assert (first.num_cached_tokens, first.num_restored_tokens) == (2, 2)
     core.handle(PeerLost("d0", 1, "killed by SIGKILL"), 1.0)
     core.handle(SchedulersChanged({"d0": 2}), 1.0)
-    core.handle(SubmitAccepted("r", 1, "d0", 2), 1.5)
+    core.handle(SubmitAccepted([AttemptRef("r", 1)], "d0", 2), 1.5)
     later = delta(
         1, [9], 1, "c", attempt=1, num_cached_tokens=3, stages=Stages(restored_tokens=1), finish_reason="stop"
     )
@@ -146,7 +146,7 @@ def test_time_is_wanted_only_where_something_is_due(core: GatewayCore) -> None:
     assert core.next_deadline() is None
     core.handle(opened(), 0.0)
     assert core.next_deadline() == CONFIG.request_timeout_s
-    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.1)
+    core.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 1), 0.1)
     due = core.next_deadline()
     assert due == 0.1 + CONFIG.quiet_s
     core.handle(batch(delta(0, [5], 0, "a")), 1.0)
@@ -163,7 +163,7 @@ def test_time_is_wanted_only_where_something_is_due(core: GatewayCore) -> None:
 def test_only_cancels_of_what_has_ended_by_itself_wait_for_others(core: GatewayCore) -> None:
     for name in "abcd":
         core.handle(opened(request_id=name), 0.0)
-        core.handle(SubmitAccepted(name, 0, "d0", 1), 0.0)
+        core.handle(SubmitAccepted([AttemptRef(name, 0)], "d0", 1), 0.0)
     for name in "ab":
         ended = core.handle(batch(delta(0, [5], 0, "a", request_id=name, finish_reason="length")), 1.0)
         assert not [one for one in ended if isinstance(one, SendCancel)]
@@ -178,7 +178,7 @@ def test_only_cancels_of_what_has_ended_by_itself_wait_for_others(core: GatewayC
 
 def test_one_long_pause_does_not_make_later_silence_wait_longer(core: GatewayCore) -> None:
     core.handle(opened(max_tokens=200), 0.0)
-    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.0)
+    core.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 1), 0.0)
     times = [0.1, 3.1, *(3.1 + 0.01 * step for step in range(1, 60))]
     for position, at in enumerate(times):
         core.handle(batch(delta(position, [7], position, "a")), at)
@@ -188,19 +188,19 @@ def test_one_long_pause_does_not_make_later_silence_wait_longer(core: GatewayCor
 def test_a_request_says_where_its_time_went(core: GatewayCore) -> None:
     core.handle(DetokenizersChanged(["t0"]), 0.0)
     core.handle(opened(), 0.0)
-    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.5)
+    core.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 1), 0.5)
     stages = Stages(1.0, 0.5, 2.0, 0.25)
     core.handle(batch(delta(0, [7], 0, "a", stages=stages)), 5.0)
     core.handle(batch(delta(0, [7], 0, "a", stages=stages)), 5.1)
     core.handle(batch(delta(1, [8], 1, "b")), 6.0)
     core.handle(PeerLost("d0", 1, "killed by SIGKILL"), 10.0)
     core.handle(SchedulersChanged({"d0": 2}), 12.0)
-    core.handle(SubmitAccepted("r", 1, "d0", 2), 12.5)
+    core.handle(SubmitAccepted([AttemptRef("r", 1)], "d0", 2), 12.5)
     core.handle(batch(delta(2, [9], 2, "c", attempt=1, stages=stages)), 20.0)
     end = only(core.handle(batch(delta(3, [5], 3, "d", attempt=1, finish_reason="stop")), 31.0), End)
     assert end.stall_s == 14.0
-    sample = end.sample
-    assert sample is not None
+    assert end.sample is not None
+    sample = end.sample.record()
     its = {"queue_s": 1.0, "grant_s": 0.5, "prefill_s": 2.0, "transfer_s": 0.25}
     route = {"scheduler": "d0", "prefill": opened().route.prefill, "detokenizer": opened().route.detokenizer}
     first = AttemptRecord(
@@ -221,14 +221,14 @@ def test_a_refused_submission_is_told_with_the_one_that_was_taken(core: GatewayC
     core.handle(SubmitFailed("r", 0, Failure("overloaded", "full")), 0.25)
     core.handle(RouteChosen("r", 0, Route(decode="d1")), 0.5)
     (state,) = core.requests.values()
-    told = [(one.attempt, one.scheduler, one.failure, one.ended_s) for one in state.record().attempts]
+    told = [(one.attempt, one.scheduler, one.failure, one.ended_s) for one in state.so_far().record().attempts]
     assert told == [(0, "d0", "overloaded", 0.25), (0, "d1", "", -1.0)]
 
 
 def test_output_may_come_before_the_answer_to_submit(waiting: GatewayCore) -> None:
     commands = waiting.handle(batch(delta(0, [7], 0, "a")), 0.5)
     assert commands == [Accepted("r"), Deliver("r", "a", 1, 0.5, True)]
-    assert waiting.handle(SubmitAccepted("r", 0, "d0", 4), 0.6) == []
+    assert waiting.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 4), 0.6) == []
     assert waiting.handle(SubmitFailed("r", 0, LOST), 0.7) == []
 
 
@@ -329,7 +329,7 @@ def test_a_lost_scheduler_means_the_next_attempt_by_another_way(running: Gateway
     message = only(running.handle(to("d1"), 1.3), SendSubmit).message
     assert (message.attempt, message.prompt_ids, message.output_ids) == (1, [1, 2, 3], [7, 8])
     assert running.handle(SchedulersChanged({"d0": 2, "d1": 1}), 1.3) == [], "too late"
-    running.handle(SubmitAccepted("r", 1, "d1", 1), 1.4)
+    running.handle(SubmitAccepted([AttemptRef("r", 1)], "d1", 1), 1.4)
     late = running.handle(batch(delta(2, [5], 2, "x")), 1.5)
     assert late == [SendCancel("d0", [AttemptRef("r", 0)])]
     assert running.handle(batch(delta(2, [5], 2, "x")), 1.5) == [], "the cancel is under way"
@@ -360,7 +360,7 @@ def test_a_scheduler_that_only_could_not_be_reached_goes_on(running: GatewayCore
     assert running.handle(SchedulerAnswered("d0", 2), 0.2) == [], "the next one is waited for until it is ready"
     submit = only(running.handle(SchedulerAnswered("d0", 1), 0.3), SendSubmit)
     assert (submit.scheduler, submit.message.attempt, submit.message.output_ids) == ("d0", 1, [7, 8])
-    running.handle(SubmitAccepted("r", 1, "d0", 1), 0.3)
+    running.handle(SubmitAccepted([AttemptRef("r", 1)], "d0", 1), 0.3)
     running.handle(PeerLost("d0", 1), 2.0)
     assert running.handle(SchedulerAnswered("d0", 1), 2.1) == [], "it answers, and brings nothing"
     assert only(running.handle(Tick(), 3.0), AskRoute).message.excluded == ["d0"]
@@ -373,7 +373,7 @@ def far() -> GatewayCore:
     far.handle(DetokenizersChanged(["t0"]), 0.0)
     far.handle(SchedulersChanged({"s.d": 1, "s.p": 1}), 0.0)
     far.handle(opened(route=Route(decode="s.d", detokenizer="t0")), 0.0)
-    far.handle(SubmitAccepted("r", 0, "s.d", 1), 0.0)
+    far.handle(SubmitAccepted([AttemptRef("r", 0)], "s.d", 1), 0.0)
     far.handle(batch(delta(0, [7, 8], 0, "ab", scheduler="s.d")), 0.1)
     assert far.handle(PeerLost("s.d", 1), 2.0) == [AskAlive("s.d")]
     return far
@@ -498,7 +498,7 @@ def test_a_scheduler_comes_back_but_the_detokenizer_is_gone(running: GatewayCore
 
 
 def test_a_lost_scheduler_of_an_older_epoch_is_no_loss(waiting: GatewayCore) -> None:
-    waiting.handle(SubmitAccepted("r", 0, "d0", 3), 0.0)
+    waiting.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 3), 0.0)
     assert waiting.handle(PeerLost("d0", 2), 0.2) == []
     assert waiting.handle(PeerLost("elsewhere", 2), 0.2) == []
     assert only(waiting.handle(PeerLost("d0", 3), 0.3), AskRoute)
@@ -600,7 +600,7 @@ def test_what_can_never_fit_ends_the_request(waiting: GatewayCore) -> None:
 
 def drive_attempt_to_failure(core: GatewayCore, attempt: int, now: float) -> list[Any]:
     core.handle(to(f"d{attempt}", attempt), now)
-    core.handle(SubmitAccepted("r", attempt, f"d{attempt}", 1), now)
+    core.handle(SubmitAccepted([AttemptRef("r", attempt)], f"d{attempt}", 1), now)
     return core.handle(failed(attempt), now)
 
 
@@ -627,7 +627,7 @@ def lose_and_run_again(core: GatewayCore, attempt: int, now: float) -> list[Any]
     core.handle(to("d0", attempt + 1), now + 1.0)
     core.handle(Tick(), now + 1.1)
     core.handle(to("d0", attempt + 1), now + 1.1)
-    core.handle(SubmitAccepted("r", attempt + 1, "d0", attempt + 2), now + 1.2)
+    core.handle(SubmitAccepted([AttemptRef("r", attempt + 1)], "d0", attempt + 2), now + 1.2)
     return commands
 
 
@@ -648,7 +648,7 @@ def test_a_lost_link_to_a_scheduler_that_lives_is_not_held_against_a_request(run
         for later in (1.0, 1.1):
             running.handle(Tick(), now + later)
             running.handle(to("d0", attempt + 1), now + later)
-        running.handle(SubmitAccepted("r", attempt + 1, "d0", 1), now + 1.2)
+        running.handle(SubmitAccepted([AttemptRef("r", attempt + 1)], "d0", 1), now + 1.2)
     assert running.num_requests == 1
 
 
@@ -697,7 +697,7 @@ def test_a_route_refused_for_good_ends_the_request(running: GatewayCore) -> None
 
 def test_a_finish_lost_with_its_attempt_is_drawn_again(core: GatewayCore) -> None:
     core.handle(opened(max_tokens=2), 0.0)
-    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.0)
+    core.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 1), 0.0)
     core.handle(batch(delta(0, [7, 8], 0, "a")), 0.1)
     core.handle(PeerLost("d0", 1), 0.2)
     core.handle(Tick(), 1.2)
@@ -720,7 +720,9 @@ def test_a_client_that_left_is_cancelled_wherever_the_request_is(waiting: Gatewa
     commands = waiting.handle(ClientGone("r"), 0.1)
     assert decided(commands) == [End("r", None, None, 3, 0, 0, 0.1), SendCancel("d0", [AttemptRef("r", 0)])]
     waiting.handle(CancelAcknowledged("d0", [AttemptRef("r", 0)]), 0.1)
-    assert waiting.handle(SubmitAccepted("r", 0, "d0", 1), 0.2) == [SendCancel("d0", [AttemptRef("r", 0)])]
+    assert waiting.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 1), 0.2) == [
+        SendCancel("d0", [AttemptRef("r", 0)])
+    ]
 
 
 def test_a_client_that_left_between_attempts_leaves_nothing(running: GatewayCore) -> None:
@@ -787,7 +789,7 @@ def test_releases_are_no_failures_of_a_request(running: GatewayCore) -> None:
             commands = running.handle(Tick(), now)
         number = 1 - number
         running.handle(to(f"d{number}", attempt + 1), now)
-        running.handle(SubmitAccepted("r", attempt + 1, f"d{number}", 1), now)
+        running.handle(SubmitAccepted([AttemptRef("r", attempt + 1)], f"d{number}", 1), now)
     assert running.num_requests == 1
 
 
@@ -801,12 +803,12 @@ def test_what_has_begun_waits_for_the_resumption(running: GatewayCore) -> None:
         commands = running.handle(Tick(), now)
         assert not any(isinstance(command, End) for command in commands)
     running.handle(to("d0"), now)
-    assert running.handle(SubmitAccepted("r", 1, "d0", 2), now) == [Accepted("r")]
+    assert running.handle(SubmitAccepted([AttemptRef("r", 1)], "d0", 2), now) == [Accepted("r")]
 
 
 def test_an_aborted_request_ends_with_what_it_had_wherever_it_stands(core: GatewayCore) -> None:
     core.handle(opened(), 0.0)
-    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.0)
+    core.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 1), 0.0)
     core.handle(batch(delta(0, [7, 8], 0, "se")), 0.5)
     assert decided(core.handle(Aborted("r"), 1.0)) == [
         End("r", ABORT, None, 3, 2, 0, 1.0),

@@ -38,7 +38,7 @@ from nodes.gateway.events import (
     Tick,
 )
 from nodes.protocol import AttemptFailed, Route, Submit, TextBatch, TextDelta
-from nodes.request import RequestSpec, Sampling, StopRules
+from nodes.request import AttemptRef, RequestSpec, Sampling, StopRules
 
 SCHEDULERS = ("d0", "d1")
 DETOKENIZERS = ("t0", "t1")
@@ -141,7 +141,9 @@ class Ring:
         assert len(message.output_ids) < length, "nothing is left to draw, so nothing would be sent"
         self.held[command.scheduler][message.request_id] = Attempt(message, number, length, len(message.output_ids))
         self.wire.append(
-            SubmitAccepted(message.request_id, message.attempt, command.scheduler, self.epochs[command.scheduler])
+            SubmitAccepted(
+                [AttemptRef(message.request_id, message.attempt)], command.scheduler, self.epochs[command.scheduler]
+            )
         )
 
     def route(self, command: AskRoute) -> Event:
@@ -206,7 +208,7 @@ class Ring:
         event = self.wire.pop(n % len(self.wire))
         if isinstance(event, SubmitAccepted):
             lost = Failure("deadline_exceeded", "no answer")
-            self.wire.append(SubmitFailed(event.request_id, event.attempt, lost))
+            self.wire += [SubmitFailed(one.request_id, one.attempt, lost) for one in event.held]
         elif isinstance(event, CancelAcknowledged):
             self.wire.append(CancelFailed(event.scheduler, lost=False))
         elif isinstance(event, RouteChosen):

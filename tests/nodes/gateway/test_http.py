@@ -1,5 +1,6 @@
 """The HTTP surface over a real port: what is answered, and what is refused how."""
 
+import gc
 import json
 import socket
 import time
@@ -93,6 +94,31 @@ def test_a_streamed_chat_with_usage_from_the_first_chunk_on(client: httpx.Client
     counts = (first["usage"]["prompt_tokens"], first["usage"]["completion_tokens"], first["usage"]["total_tokens"])
     assert (first["choices"][0]["delta"]["role"], counts) == ("assistant", (5, 0, 5))
     assert all(chunk["usage"]["prompt_tokens"] == 5 for chunk in rest)
+
+
+def test_a_call_leaves_nothing_to_the_garbage_collector(client: httpx.Client) -> None:
+    calls = (
+        lambda: events(completion(client, stream=True)),
+        lambda: events(chat(client, "hello", stream=True, logprobs=True)),
+        lambda: completion(client, n=2).json()["choices"],
+        lambda: chat(client, "hello").json()["choices"],
+        lambda: client.post("/v1/messages", json={"messages": [], "max_tokens": 0}).json()["error"],
+        lambda: client.post("/v1/embeddings", json={"input": "hello"}).json(),
+    )
+    assert all(call() for call in calls), "what is imported and made once is there by now"
+    gc.collect()
+    gc.disable()
+    try:
+        assert all(call() for call in calls)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [type(one) for one in gc.garbage]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    # As a cycle each call would keep what it has until a collection, and take part in all that come before.
+    assert [one for one in left if one.__module__.startswith(("nodes.", "mesh."))] == []
 
 
 def test_a_byte_order_mark_before_a_body_is_read(client: httpx.Client) -> None:

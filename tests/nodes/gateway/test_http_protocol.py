@@ -106,7 +106,7 @@ class Connection:
         self.loop = HandTurnedLoop()
         self.newcomers = Newcomers()
         self.budget = BodyBudget(budget or GatewayConfig(model_name="x", context_length=1))
-        limits = {"newcomers": self.newcomers, "budget": self.budget}
+        limits = {"newcomers": self.newcomers, "budget": self.budget, "peer": ("192.0.2.1", 4000)}
         self.protocol = BoundedHttpProtocol(configured, ServerState(), {}, self.loop, **limits)
         self.transport = RecordedTransport()
         self.protocol.connection_made(self.transport)

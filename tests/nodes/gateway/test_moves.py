@@ -69,7 +69,7 @@ def running() -> GatewayCore:
     """A request with two output tokens, at `d0`."""
     core = mesh()
     core.handle(opened(), 0.0)
-    core.handle(SubmitAccepted("r", 0, "d0", 1), 0.0)
+    core.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 1), 0.0)
     core.handle(text(0, 0, "d0", 2), 0.5)
     return core
 
@@ -82,11 +82,11 @@ def test_a_move_is_a_new_attempt_that_has_not_failed(running: GatewayCore) -> No
     assert cancel == SendCancel("d0", [AttemptRef("r", 0)])
     message = submit.message
     assert (submit.scheduler, message.attempt, message.output_ids, message.deaths) == ("d1", 1, [0, 1], 0)
-    assert running.handle(SubmitAccepted("r", 1, "d1", 1), 100.02) != []
+    assert running.handle(SubmitAccepted([AttemptRef("r", 1)], "d1", 1), 100.02) != []
     assert (running.moves.num_moves, running.num_retries) == (1, 0)
     state = running.requests["r"]
     assert (state.num_failures, state.num_tries) == (0, 0)
-    sample = state.record()
+    sample = state.so_far().record()
     assert [(one.scheduler, one.failure) for one in sample.attempts] == [("d0", "moved"), ("d1", "")]
 
 
@@ -102,7 +102,7 @@ def test_all_requests_of_the_group_are_asked_for_and_no_others() -> None:
     for request_id in ("a", "b"):
         core.handle(opened(request_id), 0.0)
     core.handle(opened("other", "d1"), 0.0)
-    core.handle(SubmitAccepted("a", 0, "d0", 1), 0.0)
+    core.handle(SubmitAccepted([AttemptRef("a", 0)], "d0", 1), 0.0)
     commands = core.handle(GroupAway("d0", 0.3), 1.0)
     assert [one.message.request_id for one in commands] == ["a", "b"], "that of the queue, and the one not answered yet"
 
@@ -111,10 +111,12 @@ def test_a_request_that_comes_too_late_to_know_is_asked_for_when_it_is_taken() -
     core = mesh()
     assert core.handle(GroupAway("d0", 0.3), 1.0) == []
     core.handle(opened(), 1.1)
-    (asked,) = of(core.handle(SubmitAccepted("r", 0, "d0", 1), 1.15), AskMove)
+    (asked,) = of(core.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 1), 1.15), AskMove)
     assert asked.returns_in_s == pytest.approx(0.15)
     core.handle(opened("late"), 1.4)
-    assert not of(core.handle(SubmitAccepted("late", 0, "d0", 1), 1.4), AskMove), "the worker should be back"
+    assert not of(core.handle(SubmitAccepted([AttemptRef("late", 0)], "d0", 1), 1.4), AskMove), (
+        "the worker should be back"
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_who_may_have_killed_the_worker_moves_once_and_its_deaths_go_with_it(run
     running.handle(GroupAway("d0", 0.3, [suspected()]), 1.0)
     (submit,) = of(running.handle(MoveChosen("r", 0, "d0", THERE), 1.01), SendSubmit)
     assert (submit.message.deaths, submit.message.cleared_at) == (1, 4)
-    running.handle(SubmitAccepted("r", 1, "d1", 1), 1.02)
+    running.handle(SubmitAccepted([AttemptRef("r", 1)], "d1", 1), 1.02)
     assert running.handle(GroupAway("d1", 0.3, [suspected(2, 4, attempt=1)]), 1.1) == []
     # Its next attempt, whatever leads to it, says what is known of it.
     assert running.requests["r"].submit("g0").deaths == 2
@@ -236,7 +238,7 @@ def test_whatever_dies_a_request_has_one_place_and_what_counts_is_what_failed(
             commands = core.handle(MoveChosen("r", state.attempt, place, Route(decode=f"d{number}")), now)
             assert state.attempt - before == len(of(commands, SendSubmit))
         elif what == "accept":
-            commands = core.handle(SubmitAccepted("r", state.attempt, place, 1), now)
+            commands = core.handle(SubmitAccepted([AttemptRef("r", state.attempt)], place, 1), now)
         elif what == "text" and len(state.output_ids) < 19:
             commands = core.handle(text(len(state.output_ids), state.attempt, place), now)
         elif what == "refuse" and flag:

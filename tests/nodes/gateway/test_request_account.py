@@ -11,9 +11,11 @@ import pytest
 from mesh.testing.ports import free_port
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import End
+from nodes.gateway.records.sample_log import SampleLog, SampleSoFar
 from nodes.gateway.request_account import RequestAccount
 from nodes.gateway.request_names import UNNAMED, RequestNames
-from nodes.protocol.records import AttemptRecord, CallRecord, FindCalls, SampleRecord
+from nodes.protocol.records import CallRecord, FindCalls
+from nodes.request import Stages
 from tests.nodes.gateway.records.collector import collecting
 
 
@@ -29,12 +31,15 @@ def config(**fields: Any) -> GatewayConfig:
     return GatewayConfig(model_name="m", context_length=100, **fields)
 
 
-def ended(elapsed_s: float, first_token_s: float = 5.0) -> End:
-    attempts = [
-        AttemptRecord(attempt=0, scheduler="d0", submitted_s=0.0, queue_s=1.0, grant_s=0.5, prefill_s=2.0),
-        AttemptRecord(attempt=1, scheduler="d1", prefill="p1", submitted_s=6.0, queue_s=1.0, transfer_s=0.25),
-    ]
-    sample = SampleRecord(request_id="r-0", first_token_s=first_token_s, ended_s=elapsed_s, attempts=attempts)
+def ended(elapsed_s: float, first_token_s: float | None = 5.0) -> End:
+    log = SampleLog(0.0)
+    log.submitted(0, "d0", "", "", 0.0)
+    log.staged(Stages(1.0, 0.5, 2.0), 3.5)
+    log.submitted(1, "d1", "p1", "", 6.0)
+    log.staged(Stages(1.0, transfer_s=0.25), 8.0)
+    if first_token_s is not None:
+        log.first_token(first_token_s)
+    sample = SampleSoFar(log, "r-0", 3, 0, 4, elapsed_s, elapsed_s)
     return End("r-0", "stop", None, 3, 4, 0, elapsed_s, 14.0, None, sample)
 
 
@@ -58,7 +63,7 @@ def test_a_slow_request_is_logged_with_the_stages_of_all_attempts(
 
 def test_a_slow_request_without_a_token_has_no_time_of_the_first() -> None:
     ctx = context()
-    RequestAccount(ctx, config()).ended(ended(31.0, first_token_s=-1.0), UNNAMED, 0, None)
+    RequestAccount(ctx, config()).ended(ended(31.0, first_token_s=None), UNNAMED, 0, None)
     assert "first_token_s" not in ctx.log.warning.call_args.kwargs
 
 

@@ -40,7 +40,7 @@ CALLED = {
 ATTRIBUTES = [
     "client", "cycle", "flow", "headers", "keep_alive", "loop", "parser", "pipeline", "server_state", "transport",
     "url", "chunked_encoding", "disconnected", "message_event", "more_body", "response_complete", "response_started",
-    "scope",
+    "scope", "connections", "scheme",
 ]  # fmt: skip
 """Of the protocol, and of its cycle of request and answer."""
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.asks import RowReads
+from nodes.asks import AskLimits, RowReads, read_asks
 from nodes.asks.logit_bias import LogitBias
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import ApiError, BadRequest, UnknownModel
@@ -44,6 +44,17 @@ def test_defaults() -> None:
     assert (job.stop.max_tokens, job.stop.stop, job.stop.ignore_eos) == (0, [], False)
     assert job.skip_special_tokens
     assert job.unknown_fields == []
+
+
+@pytest.mark.parametrize("body", [b'{"prompt": "x"}', b'{"messages": [{"role": "user", "content": "x"}]}'])
+def test_a_body_that_says_nothing_of_its_draws_asks_what_one_without_fields_does(body: bytes) -> None:
+    kind = COMPLETION_BODY if b"prompt" in body else CHAT_BODY
+    for penalty in (1.0, 1.1):
+        config = msgspec.structs.replace(CONFIG, sampling_defaults=SamplingDefaults(repetition_penalty=penalty))
+        job = (Validator(config).text if b"prompt" in body else Validator(config).chat)(body, "r")
+        limits = AskLimits(config.vocab_size, config.sampling_defaults, config.logprobs_of)
+        assert list(job.asks) == read_asks(msgspec.structs.asdict(msgspec.json.decode(body, type=kind)), limits)
+        assert len(job.asks) == (penalty > 1)
 
 
 def test_everything_set() -> None:

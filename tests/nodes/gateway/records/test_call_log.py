@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from nodes.gateway.records.call_log import NUM_KEPT, CallLog
 from nodes.gateway.records.request_log import MAX_FORCED_PER_S, MAX_LINES_PER_S, Chooser, RequestLog
-from nodes.gateway.records.sample_log import MAX_ATTEMPTS, MAX_STALLS, STALL_PACES, SampleLog
+from nodes.gateway.records.sample_log import MAX_ATTEMPTS, MAX_STALLS, STALL_PACES, SampleLog, SampleSoFar
 from nodes.gateway.request_names import RequestNames
-from nodes.protocol.records import MAX_SAMPLES, STALL_S, AttemptRecord, CallRecord, FindCalls, SampleRecord
+from nodes.protocol.records import MAX_SAMPLES, STALL_S, CallRecord, FindCalls
 from nodes.request import Stages
 
 
@@ -18,17 +18,12 @@ def log(which: RequestLog = "all") -> CallLog:
     return CallLog("g", "a", Chooser(which, slow_s=30.0, slow_first_token_s=10.0))
 
 
-def sample(number: int, ended_s: float, *, first_token_s: float = 0.5, queue_s: float = 0.1) -> SampleRecord:
-    return SampleRecord(
-        request_id=f"c-{number}",
-        prompt_tokens=7,
-        cached_tokens=3,
-        output_tokens=2,
-        first_token_s=first_token_s,
-        ended_s=ended_s,
-        finish="stop" if number % 2 else "length",
-        attempts=[AttemptRecord(attempt=number % 3, scheduler="d", submitted_s=0.0, queue_s=queue_s)],
-    )
+def sample(number: int, ended_s: float, *, first_token_s: float = 0.5, queue_s: float = 0.1) -> SampleSoFar:
+    one = SampleLog(100.0)
+    one.submitted(number % 3, "d", "", "", 100.0)
+    one.staged(Stages(queue_s=queue_s), 100.0 + first_token_s)
+    one.first_token(100.0 + first_token_s)
+    return SampleSoFar(one, f"c-{number}", 7, 3, 2, 101.0, 100.0 + ended_s, "stop" if number % 2 else "length")
 
 
 def test_samples_of_a_call_are_one_record() -> None:
@@ -139,7 +134,7 @@ def test_what_a_sample_keeps_is_bounded() -> None:
     sample_log.num_pauses = 1000
     for number in range(50):
         sample_log.paused(number, 0.3 + number / 100, 200.0 + number)
-    told = sample_log.record("c-0", prompt_tokens=1, cached_tokens=0, output_tokens=1, last_token=250.0, ended=260.0)
+    told = SampleSoFar(sample_log, "c-0", 1, 0, 1, last_token=250.0, ended=260.0).record()
     assert len(told.attempts) == MAX_ATTEMPTS
     assert (told.attempts[0].attempt, told.attempts[-1].attempt) == (0, 99)
     assert len(told.attempts[0].why) == 200
@@ -156,7 +151,7 @@ def stalls(*pauses_s: float) -> list[int]:
         now += took_s
         sample_log.num_pauses += 1
         sample_log.paused(position, took_s, now)
-    told = sample_log.record("c-0", prompt_tokens=1, cached_tokens=0, output_tokens=1, last_token=now, ended=now)
+    told = SampleSoFar(sample_log, "c-0", 1, 0, 1, last_token=now, ended=now).record()
     assert sample_log.stall_s == max(pauses_s)
     return [stall.position for stall in told.stalls]
 
@@ -196,3 +191,17 @@ def test_deaths_are_told_to_whoever_asks_for_them() -> None:
     heard = calls.find(FindCalls(deaths_s=1000.0), 100.0, lambda _: None, epoch=1).deaths
     assert (len(heard), heard[0].epoch, heard[-1].ago_s, len(heard[0].reason)) == (64, 36, 1.0, 200)
     assert [one.epoch for one in calls.find(FindCalls(deaths_s=2.5), 100.0, lambda _: None, epoch=1).deaths] == [98, 99]
+
+
+def test_a_call_has_the_deaths_that_were_heard_of_while_it_ran_whenever_it_is_looked_at() -> None:
+    calls = log()
+    calls.died("before", 1, "", 1.0)
+    track = calls.begin(RequestNames("c"), 2.0, 0.0)
+    calls.died("during", 1, "", 3.0)
+    (running,) = calls.find(FindCalls(name="c"), 4.0, lambda _: None, epoch=1).calls
+    calls.end(track, 200, "", 5.0)
+    for number in range(100):
+        calls.died("after", number, "", 6.0)
+    (ended,) = calls.find(FindCalls(name="c"), 7.0, lambda _: None, epoch=1).calls
+    assert [[(one.actor, one.at_s) for one in call.deaths] for call in (running, ended)] == [[("during", 1.0)]] * 2
+    assert (running.total_s, ended.total_s) == (2.0, 3.0)
