@@ -166,7 +166,7 @@ class BlockPool:
     ) -> None:
         """As `write` for each of `pages`, for less: their entries as columns, as `EntryRun` has them."""
         if len(pages) == 1:
-            # Each page that decoding fills: columns of one item cost 3 us more than the entry by itself, 5 us.
+            # Each page that decoding fills: columns of one item cost 2 us more than the entry by itself, 3 us.
             page_hash = hashes[0] if hashes else NO_HASH
             self.write(
                 pages[0], states[0],

@@ -149,13 +149,13 @@ def test_an_entry_is_written_when_its_page_is_lent_and_when_it_is_back(
     cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[tuple[int, PageState]] = []
-    write = PageTable.write
+    put = PageTable._put
 
-    def counted(self: PageTable, page: int, entry: PageEntry) -> None:
-        written.append((page, entry.state))
-        write(self, page, entry)
+    def counted(self: PageTable, page: int, checked: bytes) -> None:
+        put(self, page, checked)
+        written.append((page, entry_of(self, page).state))
 
-    monkeypatch.setattr(PageTable, "write", counted)
+    monkeypatch.setattr(PageTable, "_put", counted)
     sequence = cache.start(list(range(8)))
     assert sequence.export(100) is None
     assert not written
