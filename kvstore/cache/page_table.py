@@ -31,6 +31,7 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
@@ -298,17 +299,17 @@ class PageTable:
         remembered[numbers] = sequence
 
     def _put_each(self, pages: Sequence[int], run: EntryRun) -> None:
-        pack, page_size = self._checked.pack, self.page_size
-        flags, fill, epoch = run.is_private * FLAG_PRIVATE, page_size if run.tokens else 0, run.owner_epoch
+        pack, put, epoch, stride = self._checked.pack, self._put, run.owner_epoch, TOKEN_BYTES * self.page_size
+        fill = self.page_size if run.tokens else 0
+        flags = run.is_private * FLAG_PRIVATE + run.is_first * FLAG_FIRST
         # No `PageEntry` for each page: making that takes as long as its slot.
-        first, parent, page_hash, stride = run.is_first * FLAG_FIRST, run.parent, NO_HASH, TOKEN_BYTES * fill
-        for index, page in enumerate(pages):
-            if run.page_hashes:
-                page_hash = run.page_hashes[index]
-            tokens = run.tokens[index * stride : index * stride + stride]
-            numbers = run.states[index], flags + first, fill, run.generations[index], epoch
-            self._put(page, pack(*numbers, page_hash, parent, tokens))
-            first, parent = 0, page_hash
+        hashes, tokens = run.page_hashes or repeat(NO_HASH), repeat(b"")
+        if fill:
+            tokens = [run.tokens[at : at + stride] for at in range(0, len(run.tokens), stride)]
+        columns = zip(pages, run.states, run.generations, hashes, chain((run.parent,), hashes), tokens, strict=False)
+        for page, state, generation, page_hash, parent, its in columns:
+            put(page, pack(state, flags, fill, generation, epoch, page_hash, parent, its))
+            flags &= FLAG_PRIVATE
 
     def scan(self) -> "TableScan":
         """What `read` returns for every page, for a successor that needs them all: many are checked at once."""

@@ -7,7 +7,7 @@ from kvstore.cache.events import EventLog
 from kvstore.cache.page_table import PageEntry, PageTable
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.errors import SequenceError
-from kvstore.hashing import chain_hashes, root_hash, unpack_tokens
+from kvstore.hashing import chain_hashes, pack_tokens, root_hash, unpack_tokens
 from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
 from tests.kvstore.cache.pages import PAGE_SIZE, entry_of, holding, make_table
 
@@ -327,6 +327,6 @@ def test_an_event_log_that_nobody_drains_restates_itself() -> None:
     assert len(log) == 0
     assert log.drain() == [CacheCleared(group="g"), *kept]
     assert log.sequence == 6
-    log.stored([(b"2", b"1", [4, 5])], "")
+    log.stored(pack_tokens([4, 5]), [b"2"], [b"1"], [0], "")
     log.cleared()
     assert log.drain() == [CacheCleared(group="g")]
