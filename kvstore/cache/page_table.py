@@ -234,7 +234,7 @@ class PageTable:
         for page in pages:
             even, even_generation, odd, odd_generation = unpack(view, page * step)
             # A writer is at work in that slot, so the other one is what counts.
-            if even >> _MARK_BITS or odd >> _MARK_BITS:
+            if (even | odd) >> _MARK_BITS:
                 found.append(odd_generation if even >> _MARK_BITS else even_generation)
             else:
                 found.append(even_generation if even >= odd else odd_generation)
