@@ -10,6 +10,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 HASH_BYTES: Final = 16
@@ -23,6 +24,7 @@ _PERSON_ROOT: Final = b"kvmesh-root"
 _PAGE: Final = hashlib.blake2b(digest_size=HASH_BYTES, person=b"kvmesh-page")
 
 
+@lru_cache(maxsize=1024)
 def root_hash(extra_key: str = "") -> bytes:
     """Parent of a first page, 16 bytes: the only thing beside tokens that tells prefixes of one pool apart.
 

@@ -5,6 +5,7 @@ block of bytes, so a page moves as one copy, and a layer's view is a stride. Pag
 """
 
 import hashlib
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -53,8 +54,14 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def digest(self) -> bytes:
         """16 bytes, equal exactly if the pages of two groups hold the same data, however ranks share the heads."""
-        whole = msgspec.structs.replace(self, num_kv_heads=self.model_kv_heads, tp_rank=0, tp_size=1, total_kv_heads=0)
-        return hashlib.blake2b(msgspec.msgpack.encode(msgspec.structs.astuple(whole)[:-1]), digest_size=16).digest()
+        return _digest(self)
 
     def num_pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
+
+
+# Kept: an agent compares it for each grant, and a process knows a few layouts.
+@lru_cache(maxsize=64)
+def _digest(layout: KVLayout) -> bytes:
+    whole = msgspec.structs.replace(layout, num_kv_heads=layout.model_kv_heads, tp_rank=0, tp_size=1, total_kv_heads=0)
+    return hashlib.blake2b(msgspec.msgpack.encode(msgspec.structs.astuple(whole)[:-1]), digest_size=16).digest()

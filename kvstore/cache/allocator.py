@@ -1,6 +1,6 @@
 """Who owns each page of a pool. Each is in one of seven states, and these are the only moves between them.
 
-    FREE -> RUNNING                 allocate
+    FREE -> RUNNING, GRANTED        allocate
     RUNNING -> FREE                 release
     RUNNING -> CACHED               cache
     CACHED -> FREE                  evict
@@ -86,7 +86,8 @@ class PageAllocator:
         self.num_pages = num_pages
         self._states = bytearray(_FREE) * num_pages
         self._states[PADDING_PAGE] = PageState.RESERVED
-        self._counts = dict.fromkeys(PageState, 0)
+        # By state. No dictionary: the hash of an enum's member is a call.
+        self._counts = [0] * len(PageState)
         self._counts[PageState.FREE] = num_pages - 1
         self._counts[PageState.RESERVED] = 1
         # A stack with low pages on top: the page freed last is reused first, and runs of pages stay runs.
@@ -100,14 +101,13 @@ class PageAllocator:
         return _STATES[self._states[page]]
 
     def states(self, pages: Sequence[int]) -> list[PageState]:
-        known = self._states
-        return [_STATES[known[page]] for page in pages]
+        return [_STATES[state] for state in map(self._states.__getitem__, pages)]
 
     def count(self, state: PageState) -> int:
         return self._counts[state]
 
-    def allocate(self, num_pages: int) -> list[int] | None:
-        """FREE to RUNNING; all `num_pages` or None."""
+    def allocate(self, num_pages: int, state: PageState = PageState.RUNNING) -> list[int] | None:
+        """FREE to RUNNING, or to GRANTED at once if they are about to be lent; all `num_pages` or None."""
         if num_pages > len(self._free):
             return None
         if num_pages <= 0:
@@ -115,7 +115,7 @@ class PageAllocator:
         # From the end: taking pages from the front of a list would move all the others, for each prompt.
         pages = self._free[: -num_pages - 1 : -1]
         del self._free[-num_pages:]
-        self._set(pages, _FREE * num_pages, PageState.RUNNING)
+        self._set(pages, _FREE * num_pages, state)
         return pages
 
     def release(self, pages: Sequence[int]) -> None:
@@ -187,7 +187,7 @@ class PageAllocator:
     def _repair(self, pages: Sequence[int]) -> None:
         """Take pages out of circulation and count again, trusting nothing but the states."""
         bad = {page for page in pages if PADDING_PAGE < page < self.num_pages}
-        if not pages and sum(self._counts.values()) == self.num_pages:
+        if not pages and sum(self._counts) == self.num_pages:
             return
         # Quarantined, not freed: its owner has just turned out to be unknown, so somebody may still write it.
         for page in bad:
@@ -229,7 +229,7 @@ class PageAllocator:
     def _set(self, pages: Sequence[int], before: bytes, state: PageState) -> None:
         states, counts = self._states, self._counts
         for found in set(before):
-            counts[_STATES[found]] -= before.count(found)
+            counts[found] -= before.count(found)
         for page in pages:
             states[page] = state
         counts[state] += len(pages)

@@ -86,7 +86,8 @@ class BlockTable:
         if taken is None:
             return False
         self.pages.extend(taken)
-        self._own.update(taken)
+        if state is PageState.RUNNING:
+            self._own.update(taken)
         return True
 
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -122,16 +123,18 @@ class BlockTable:
         first, written = len(self.page_hashes), len(self.pages)
         if not self._reserve(num_tokens, PageState.GRANTED):
             return None
-        # Entries of pages reserved just now say so already; writing one costs 128 bytes and a checksum.
-        self._blocks.write_states(self.pages[first:written], PageState.GRANTED)
-        pages = self._blocks.move(self._blocks.allocator.grant, self.pages[first:])
-        self._own.difference_update(pages)
-        self.pages[first:] = pages
+        # Those reserved just now are GRANTED already, and their entries say so.
+        if held := self.pages[first:written]:
+            self._blocks.write_states(held, PageState.GRANTED)
+            lent = self._blocks.move(self._blocks.allocator.grant, held)
+            self._own.difference_update(lent)
+            self.pages[first:written] = lent
+        pages = self.pages[first:]
         self.num_exported_pages = len(pages)
         self._exported_state = PageState.GRANTED
         self.tail_tokens = b""
         self.num_tokens = first * self._blocks.page_size
-        return ExportedPages(first, list(pages), [self._blocks.generation(page) for page in pages])
+        return ExportedPages(first, pages, self.generations(first))
 
     def mark_in_flight(self) -> None:
         """Record that the transfer may write the exported pages from now on. Idempotent."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from kvstore.hashing import TOKEN_BYTES, unpack_tokens
 from kvstore.protocol import CacheCleared, CacheEvent, CacheEvents, PageRemoved, PageStored
 
 DEFAULT_LIMIT: Final = 65_536
@@ -35,14 +36,22 @@ class EventLog:
         """Whether there is anything to drain."""
         return bool(self._pending) or self._overflowed
 
-    def stored(self, pages: Iterable[tuple[bytes, bytes, list[int]]], extra_key: str) -> None:
-        """Full pages, each as its hash, its parent's hash and its token ids."""
-        group = self._group
+    def stored(
+        self, tokens: bytes, hashes: Sequence[bytes], parents: Sequence[bytes], which: Iterable[int], extra_key: str
+    ) -> None:
+        """Full pages: those at the indices `which`. `tokens` are packed, as many for each page."""
+        group, token_ids, size = self._group, unpack_tokens(tokens), len(tokens) // TOKEN_BYTES // max(1, len(hashes))
         # At once: a long prompt has a thousand pages, and each call costs as much as its event.
         self._extend(
             [
-                PageStored(group=group, page_hash=name, parent_hash=parent, token_ids=token_ids, extra_key=extra_key)
-                for name, parent, token_ids in pages
+                PageStored(
+                    group=group,
+                    page_hash=hashes[index],
+                    parent_hash=parents[index],
+                    token_ids=list(token_ids[index * size : index * size + size]),
+                    extra_key=extra_key,
+                )
+                for index in which
             ]
         )
 

@@ -27,6 +27,7 @@ class PrefixMatch(NamedTuple):
 
     pages: list[int]
     num_tokens: int
+    found: TreeMatch
 
 
 class PrefixCache:
@@ -76,7 +77,7 @@ class PrefixCache:
     def match(self, token_ids: Sequence[int], extra_key: str = "") -> PrefixMatch:
         """The cached prefix of a prompt without its last token, which must be computed for its logits."""
         found = self._find(token_ids, extra_key)
-        return PrefixMatch(found.pages, len(found.pages) * self.page_size)
+        return PrefixMatch(found.pages, len(found.pages) * self.page_size, found)
 
     def uncached(self, token_ids: Sequence[int], extra_key: str = "") -> tuple[int, list[bytes]]:
         """How many pages of a prompt are cached, and the hashes of its other full pages, as far as `match` looks."""
@@ -85,9 +86,19 @@ class PrefixCache:
         left = token_ids[num_cached * self.page_size : usable * self.page_size]
         return num_cached, chain_hashes(found.last_hash, left, self.page_size)
 
-    def start(self, token_ids: Sequence[int], extra_key: str = "", *, is_counted: bool = True) -> BlockTable:
-        """Hold the cached prefix; `is_counted`: as one query of the cache, and as hits."""
-        found = self._find(token_ids, extra_key)
+    def start(
+        self,
+        token_ids: Sequence[int],
+        extra_key: str = "",
+        *,
+        match: PrefixMatch | None = None,
+        is_counted: bool = True,
+    ) -> BlockTable:
+        """Hold the cached prefix; `is_counted`: as one query of the cache, and as hits.
+
+        `match`: what `match` has found for the same, since when nothing has entered or left the cache.
+        """
+        found = self._find(token_ids, extra_key) if match is None else match.found
         if is_counted:
             self.num_query_tokens += len(token_ids)
             self.num_hit_tokens += len(found.pages) * self.page_size

@@ -146,8 +146,9 @@ class PagePuller:
             copy.num_bytes += part.num_bytes
             copy.transport = part.transport.name
             # Compared again only now: between the first comparison and the last byte, the page may have been reused.
-            copy.num_good = min(copy.num_good, _num_good(part))
-            self._fail(copy, part.error or _compare(part, "after"))
+            if problem := part.error or _compare(part, "after"):
+                copy.num_good = min(copy.num_good, _num_good(part))
+                self._fail(copy, problem)
             self._next(copy)
             if (whole := self._ended(copy)) is not None:
                 ended.append(whole)

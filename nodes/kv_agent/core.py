@@ -9,6 +9,7 @@ Pure: `handle(event, now)` returns commands, which `actor.py` carries out. Impor
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import repeat
 from typing import Final, assert_never
 
 from kvstore.protocol import (
@@ -192,7 +193,7 @@ class AgentCore:
         session = TransferSession(grant, now, self._bounds.session)
         self._sessions[grant.grant_id] = session
         self._oldest[grant.holder] = min(self._oldest.get(grant.holder, grant.holder_epoch), grant.holder_epoch)
-        self._writable.update(dict.fromkeys(((grant.group, page) for page in grant.pages), grant.grant_id))
+        self._writable.update(dict.fromkeys(zip(repeat(grant.group), grant.pages, strict=False), grant.grant_id))
         self.num_live += 1
         self.num_transfers += 1
         self.note(Noted.LENT, grant.request_id, len(grant.pages), 0)
@@ -234,7 +235,8 @@ class AgentCore:
             return "too_many_grants"
         if (refusal := self._own.misfit(grant)) is not None:
             return refusal
-        return "page_granted" if any((grant.group, page) in self._writable for page in grant.pages) else None
+        is_free = self._writable.keys().isdisjoint(zip(repeat(grant.group), grant.pages, strict=False))
+        return None if is_free else "page_granted"
 
     def _close(self, event: CloseAsked, now: float) -> list[Command]:
         grant_id = event.message.grant_id

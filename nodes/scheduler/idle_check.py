@@ -33,17 +33,21 @@ class IdleCheck:
         self._deadlines = deadlines
         self._slices: Slices[list[Violation]] | None = None
         self._is_over = False
+        # A pass waits to begin, or has begun.
+        self._is_due = False
         self.num_found = 0
 
     def interrupt(self) -> None:
-        self._slices, self._is_over = None, False
-        self._deadlines.clear((CHECK, ""))
+        if self._is_due or self._is_over:
+            self._slices, self._is_over, self._is_due = None, False, False
+            self._deadlines.clear((CHECK, ""))
 
     def look(self, *, is_idle: bool, now: float) -> None:
         """Begin when nothing has happened for `IDLE_S`, if nothing does until then."""
         if not is_idle:
             self.interrupt()
         elif not self._is_over:
+            self._is_due = True
             self._deadlines.set_default((CHECK, ""), now + IDLE_S)
 
     def on_due(self, now: float) -> None:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from kvstore.cache.page_table import PageEntry, PageTable
+from kvstore.cache.page_table import PageTable
 from kvstore.pool.page_pool import HeapHost, PagePool
 from mesh.address import Address, Endpoint
 from mesh.simulation.network import SimulatedNetwork, SimulatedTransport
@@ -95,15 +95,15 @@ class _MortalTable(PageTable):
         super().__init__(pool.table_view, pool.num_pages, pool.layout.page_size)
         self._host = host
 
-    def write(self, page: int, entry: PageEntry) -> None:
+    def _put(self, page: int, checked: bytes) -> None:
         process = RUNNING_PROCESS.get()
         if process is None or not process.is_last_point():
-            super().write(page, entry)
+            super()._put(page, checked)
             return
         size = self._slot_bytes
         slots = [self._view[at * size : (at + 1) * size] for at in (2 * page, 2 * page + 1)]
         before = [bytes(slot) for slot in slots]
-        super().write(page, entry)
+        super()._put(page, checked)
         changed = next(index for index, slot in enumerate(slots) if bytes(slot) != before[index])
         self._host.tear(slots[changed], before[changed])
         process.die()

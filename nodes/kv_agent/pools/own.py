@@ -73,7 +73,7 @@ class OwnPools:
         pages = grant.pages
         is_sound = len(set(pages)) == len(pages) == len(grant.generations) and bool(pages) and grant.timeout_s > 0
         # Page 0 pads batches: nobody reads what is written there, so a grant that names it is a mistake.
-        is_sound = is_sound and all(PADDING_PAGE < page < pool.num_pages for page in pages)
+        is_sound = is_sound and PADDING_PAGE < min(pages) <= max(pages) < pool.num_pages
         return None if is_sound else "bad_grant"
 
     def _source(self, group: str) -> SourceId:

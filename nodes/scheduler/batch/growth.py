@@ -51,5 +51,6 @@ class GrowthEstimate:
         # A prefill for another scheduler draws one token and grows no further.
         if sequence.order_id:
             return 0
-        left = min(sequence.num_kv_tokens - sequence.num_tokens, GROWTH_HORIZON_TOKENS)
-        return -(-int(max(0, left) * self.new_token_ratio) // self._page_size)
+        # `num_kv_tokens` and `num_tokens` without their calls: admission asks this of all that run.
+        left = min(sequence.max_length - 1 - len(sequence.token_ids), GROWTH_HORIZON_TOKENS)
+        return -(-int(left * self.new_token_ratio) // self._page_size) if left > 0 else 0

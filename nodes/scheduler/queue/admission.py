@@ -16,9 +16,9 @@ After a scheduler's death, pages of its sequences are held for attempts that ret
 Pure; owned by the core.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from kvstore.cache.prefix_cache import PrefixCache
+from kvstore.cache.prefix_cache import PrefixCache, PrefixMatch
 from kvstore.cache.rebuild import RecoveredSequences
 from nodes.scheduler.batch.growth import GrowthEstimate
 from nodes.scheduler.batch.running import Running
@@ -41,14 +41,11 @@ class Credit:
 
     __slots__ = ("_growth", "_num_available", "_num_promised", "_someone_runs")
 
-    def __init__(self, growth: GrowthEstimate, num_available: int, running: Iterable[Sequence]) -> None:
+    def __init__(self, growth: GrowthEstimate, num_available: int, running: list[Sequence]) -> None:
         self._growth = growth
         self._num_available = num_available
-        self._num_promised = 0
-        self._someone_runs = False
-        for sequence in running:
-            self._someone_runs = True
-            self._num_promised += growth.num_pages(sequence)
+        self._num_promised = sum(map(growth.num_pages, running))
+        self._someone_runs = bool(running)
 
     def take(self, sequence: Sequence, num_pages: int) -> bool:
         """Admit `sequence`, which allocates `num_pages` now. False: not enough credit, nothing changes."""
@@ -149,8 +146,9 @@ class Admission:
                 credit.set_aside(self._num_pages(num_left))
                 num_skipped += 1
                 continue
-            if not credit.take(sequence, self._num_pages(num_left)) or not self._enter(sequence, is_elsewhere, now):
-                self._lack(sequence, self._num_pages(num_left))
+            num_pages = self._num_pages(num_left)
+            if not credit.take(sequence, num_pages) or not self._enter(sequence, match, is_elsewhere, now):
+                self._lack(sequence, num_pages)
                 return
             credit.refresh(self._cache.num_available())
             # A prefill elsewhere takes pages here, but no part of a step.
@@ -179,7 +177,15 @@ class Admission:
         """Whether a running sequence computes more of the same prefix than is cached: it will be there in a moment."""
         page_size = self._config.page_size
         most = (len(sequence.reusable_ids) - 1) // page_size * page_size
+        next_page = slice(num_cached_tokens, num_cached_tokens + page_size)
+        if next_page.stop > most:
+            return False
+        wanted = sequence.token_ids[next_page]
         for other in self._running:
+            # Of nearly all that run this one page tells that they go on otherwise, in 0.2 us: to search for where their
+            # prefixes part takes 1.4 us at 123 tokens, for each that waits and each that runs.
+            if other.token_ids[next_page] != wanted:
+                continue
             # One that has decoded for a while is skipped: all its full pages are in the cache.
             if other.num_computed // page_size < other.num_tokens // page_size:
                 num_shared = min(most, num_shared_tokens(sequence, other, page_size))
@@ -200,13 +206,13 @@ class Admission:
         self._restores.open(sequence, lent, offer, now)
         return True
 
-    def _enter(self, sequence: Sequence, is_elsewhere: bool, now: float) -> bool:
-        """Take pages; False if locking the cached prefix left too few."""
+    def _enter(self, sequence: Sequence, match: PrefixMatch, is_elsewhere: bool, now: float) -> bool:
+        """Take pages, of which `match` are cached; False if locking these left too few."""
         reusable_ids, extra_key = sequence.reusable_ids, sequence.spec.extra_key
         kv = self._recovered.claim(reusable_ids, extra_key) if len(self._recovered) else None
         if kv is None:
             # What came from the disk is no hit of this cache, and what was looked up before that is counted already.
-            kv = self._cache.start(reusable_ids, extra_key, is_counted=not sequence.num_restored)
+            kv = self._cache.start(reusable_ids, extra_key, match=match, is_counted=not sequence.num_restored)
         sequence.hold(kv)
         lent, num_computed = None, kv.num_tokens
         if is_elsewhere:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from kvstore.cache.block_table import BlockTable
-from kvstore.cache.page_table import PageEntry, PageTable
+from kvstore.cache.page_table import EntryRun, PageEntry, PageTable
 from kvstore.cache.prefix_cache import PrefixCache
+from kvstore.hashing import NO_HASH
 
 PAGE_SIZE = 4
 
@@ -19,6 +20,27 @@ def entry_of(table: PageTable, page: int) -> PageEntry:
     entry = table.read(page)
     assert isinstance(entry, PageEntry)
     return entry
+
+
+def entries_of(run: EntryRun) -> list[PageEntry]:
+    """The same, one by one."""
+    num_pages = len(run.states)
+    stride = len(run.tokens) // max(1, num_pages)
+    hashes = run.page_hashes or [NO_HASH] * num_pages
+    parents = [run.parent, *hashes[:-1]]
+    return [
+        PageEntry(
+            run.states[index],
+            run.generations[index],
+            run.owner_epoch,
+            hashes[index],
+            parents[index],
+            run.tokens[index * stride : (index + 1) * stride],
+            run.is_first and index == 0,
+            run.is_private,
+        )
+        for index in range(num_pages)
+    ]
 
 
 def holding(cache: PrefixCache, token_ids: Sequence[int], num_tokens: int = 0, key: str = "") -> BlockTable:

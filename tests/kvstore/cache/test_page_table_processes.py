@@ -12,6 +12,7 @@ from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import EntryRun, PageEntry
 from kvstore.layout import KVLayout
 from kvstore.pool.page_pool import PoolInfo, ShmHost
+from tests.kvstore.cache.pages import entries_of
 
 INFO = PoolInfo(
     group="g", num_pages=8, layout=KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, page_size=16), incarnation=1
@@ -20,19 +21,19 @@ INFO = PoolInfo(
 NUM_WRITTEN = 7
 
 # Every field of an entry follows from its generation, so an entry mixed of two can be told. Every second time all pages
-# are written as columns.
+# are written as a run, in turns as columns and entry by entry.
 WRITER = """
 import itertools, sys
 sys.path.insert(0, sys.argv[3])
 from kvstore.pool.page_pool import ShmHost
 from kvstore.cache import page_table
 from tests.kvstore.cache.test_page_table_processes import NUM_WRITTEN, entry, run
-page_table._COLUMNS_FROM = 1
 pool = ShmHost(sys.argv[1]).open(sys.argv[1] + "/kv-g", writable=True)
 table = pool.table()
 print("ready", flush=True)
 for number in itertools.count(int(sys.argv[2])):
     if number % 2:
+        page_table._COLUMNS_FROM = 1 if number % 4 == 1 else 1 + NUM_WRITTEN
         table.write_run(range(1, 1 + NUM_WRITTEN), run(number))
     else:
         for generation in range(number * NUM_WRITTEN, (number + 1) * NUM_WRITTEN):
@@ -71,7 +72,7 @@ def run(number: int) -> EntryRun:
 
 
 def test_a_run_has_the_entries_of_its_generations() -> None:
-    assert run(5).entries() == [entry(one) for one in range(35, 42)]
+    assert entries_of(run(5)) == [entry(one) for one in range(35, 42)]
 
 
 @pytest.mark.process

@@ -12,7 +12,7 @@ from kvstore.cache import page_table
 from kvstore.cache.allocator import PageState
 from kvstore.cache.page_table import MAX_GENERATION, EntryRun, PageEntry, PageTable, Torn
 from kvstore.hashing import NO_HASH, pack_tokens
-from tests.kvstore.cache.pages import PAGE_SIZE, make_table
+from tests.kvstore.cache.pages import PAGE_SIZE, entries_of, make_table
 
 NUM_PAGES = 16
 HASHES = st.binary(min_size=16, max_size=16)
@@ -44,7 +44,7 @@ def runs(draw: st.DrawFn) -> tuple[list[int], EntryRun]:
 
 
 def write_one_by_one(table: PageTable, pages: list[int], run: EntryRun) -> None:
-    for page, entry in zip(pages, run.entries(), strict=True):
+    for page, entry in zip(pages, entries_of(run), strict=True):
         table.write(page, entry)
 
 
@@ -69,12 +69,17 @@ def test_a_run_says_of_each_page_what_it_should() -> None:
     history=st.lists(st.tuples(runs(), st.booleans(), st.booleans()), max_size=5),
     damaged=st.lists(st.integers(0, NUM_PAGES * 2 * (64 + 4 * PAGE_SIZE) - 1), max_size=3),
     last=runs(),
+    columns_from=st.sampled_from([1, NUM_PAGES // 2, NUM_PAGES + 1]),
 )
 @settings(max_examples=150, deadline=None)
-def test_columns_leave_the_bytes_that_single_writes_leave(
-    history: list[tuple[tuple[list[int], EntryRun], bool, bool]], damaged: list[int], last: tuple[list[int], EntryRun]
+def test_runs_leave_the_bytes_that_single_writes_leave(
+    history: list[tuple[tuple[list[int], EntryRun], bool, bool]],
+    damaged: list[int],
+    last: tuple[list[int], EntryRun],
+    columns_from: int,
 ) -> None:
-    """Whatever was there before, damage too, whoever wrote it, and whichever of both ways."""
+    """Whatever was there before, damage too, whoever wrote it, and whichever way."""
+    page_table._COLUMNS_FROM = columns_from
     (columns, ours), (single, theirs) = make_table(NUM_PAGES), make_table(NUM_PAGES)
     for (pages, run), is_by_columns, is_replaced in history:
         if is_by_columns:
@@ -172,7 +177,7 @@ def found_after_deaths(
                 with pytest.raises(Crash):
                     writer.write_run(pages, run)
             reader = PageTable(memoryview(memory), NUM_PAGES, PAGE_SIZE)
-            new = dict(zip(pages, run.entries(), strict=True))
+            new = dict(zip(pages, entries_of(run), strict=True))
             for page in range(NUM_PAGES):
                 found = reader.read(page)
                 if found not in (old[page], new.get(page, old[page])):

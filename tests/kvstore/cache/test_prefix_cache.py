@@ -7,7 +7,7 @@ from kvstore.cache.events import EventLog
 from kvstore.cache.page_table import PageEntry, PageTable
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.errors import SequenceError
-from kvstore.hashing import chain_hashes, root_hash, unpack_tokens
+from kvstore.hashing import chain_hashes, pack_tokens, root_hash, unpack_tokens
 from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
 from tests.kvstore.cache.pages import PAGE_SIZE, entry_of, holding, make_table
 
@@ -149,13 +149,13 @@ def test_an_entry_is_written_when_its_page_is_lent_and_when_it_is_back(
     cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[tuple[int, PageState]] = []
-    write = PageTable.write
+    put = PageTable._put
 
-    def counted(self: PageTable, page: int, entry: PageEntry) -> None:
-        written.append((page, entry.state))
-        write(self, page, entry)
+    def counted(self: PageTable, page: int, checked: bytes) -> None:
+        put(self, page, checked)
+        written.append((page, entry_of(self, page).state))
 
-    monkeypatch.setattr(PageTable, "write", counted)
+    monkeypatch.setattr(PageTable, "_put", counted)
     sequence = cache.start(list(range(8)))
     assert sequence.export(100) is None
     assert not written
@@ -327,6 +327,6 @@ def test_an_event_log_that_nobody_drains_restates_itself() -> None:
     assert len(log) == 0
     assert log.drain() == [CacheCleared(group="g"), *kept]
     assert log.sequence == 6
-    log.stored([(b"2", b"1", [4, 5])], "")
+    log.stored(pack_tokens([4, 5]), [b"2"], [b"1"], [0], "")
     log.cleared()
     assert log.drain() == [CacheCleared(group="g")]

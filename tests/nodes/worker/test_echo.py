@@ -82,6 +82,34 @@ def test_a_masked_token_gives_way_to_the_next_that_may_be_drawn_until_min_tokens
     assert answers([0, 7, 8, 9, EOS], 2, 3) == [1, 1, 9], "nothing of the prompt may be said"
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_batch_that_decodes_is_answered_as_its_rows_are(data: st.DataObject) -> None:
+    """By columns and row by row: the same tokens, the same bytes in the pages, the same complaints."""
+    runner, pages = make(page_size=4)
+    prompts = data.draw(st.lists(st.lists(st.integers(0, 200), min_size=1, max_size=9), min_size=1, max_size=5))
+    places = [[1 + 7 * index + at for at in range(7)] for index in range(len(prompts))]
+    rows = [(0, ids, place, len(ids)) for ids, place in zip(prompts, places, strict=True)]
+    drawn = runner.run(step(*rows)).token_ids
+    tokens = [list(ids) for ids in prompts]
+    for _ in range(data.draw(st.integers(1, 14))):
+        for ids, token_id in zip(tokens, drawn, strict=True):
+            ids.append(token_id)
+        if data.draw(st.integers(0, 9)) == 0:
+            at = data.draw(st.integers(0, len(pages) - 1))
+            pages[at] ^= 0xFF
+        rows = [(len(ids) - 1, ids[-1:], place, row[3]) for ids, place, row in zip(tokens, places, rows, strict=True)]
+        singly = step(*rows)
+        given = singly.rows
+        columns = (given.found, given.starts, given.counts, given.token_offsets, given.page_offsets)
+        before = bytes(pages)
+        one_by_one, left = runner.run(singly), bytes(pages)
+        pages[:] = before
+        assert runner.run(singly._replace(rows=Rows(*columns))) == one_by_one
+        assert pages == left
+        drawn = [max(0, token_id) for token_id in one_by_one.token_ids]
+
+
 def test_prefill_without_sampling_draws_nothing() -> None:
     runner, _ = make()
     assert runner.run(step((0, [5, 6], [3], 9))).token_ids == [-1]
