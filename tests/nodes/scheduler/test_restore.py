@@ -38,6 +38,7 @@ from nodes.scheduler.handoff.restore import (
     LOOK_S,
     LOOKED,
     MAX_RESTORES,
+    TRIAL_TIMEOUT_S,
     UNKNOWN_S,
     RestoreQueue,
 )
@@ -423,8 +424,41 @@ def test_pages_are_computed_where_that_is_quicker_until_the_disk_is_tried_again(
     assert not bench.restores.must_wait(two, 0, 2.0)
     assert bench.restores.num_dearer == 1
     assert entered(two, 0) == [("dearer", 3), ("evicted", 2)]
-    assert bench.restores.offer(three, 0, AGAIN_S) is not None, "what made it slow may be over"
-    assert one.offer is None
+    trial = bench.restores.offer(three, 0, AGAIN_S)
+    assert trial is not None, "what made it slow may be over"
+    assert (len(trial.slots), one.offer) == (1, None), "who asks does not wait for all of them"
+
+
+@pytest.mark.parametrize(("took_s", "is_read"), [(0.01, True), (0.09, False), (TRIAL_TIMEOUT_S, False)])
+def test_a_trial_says_what_the_disk_is_now(bench: Bench, took_s: float, *, is_read: bool) -> None:
+    bench.prefills.observe(100, 1.0)
+    _, grant_id = bench.opened(3)
+    bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 3.0)
+    bench.cache.reset()
+    _, grant_id = bench.opened(3, AGAIN_S)
+    assert bench.deadlines.at((EXPIRE, grant_id)) == AGAIN_S + TRIAL_TIMEOUT_S
+    if took_s < TRIAL_TIMEOUT_S:
+        bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=1, complete=True), AGAIN_S + took_s)
+    else:
+        bench.restores.on_expired(grant_id, AGAIN_S + took_s)
+    bench.cache.reset()
+    offer = bench.restores.offer(bench.looked(3), 0, AGAIN_S + 1.0)
+    assert (offer is not None) == is_read
+    assert offer is None or len(offer.slots) == 3
+
+
+def test_a_page_is_computed_while_nobody_knows_how_long_that_takes(bench: Bench) -> None:
+    _, grant_id = bench.opened(3)
+    bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 1.0)
+    bench.cache.reset()
+    offer = bench.restores.offer(bench.looked(3), 0, 2.0)
+    assert offer is not None
+    assert len(offer.slots) == 2
+    assert bench.restores.offer(bench.looked(1), 0, 2.0) is None
+    bench.prefills.observe(PAGE, 1.0)
+    offer = bench.restores.offer(bench.looked(3), 0, 2.0)
+    assert offer is not None
+    assert len(offer.slots) == 3
 
 
 def test_a_disk_that_is_quick_is_read(bench: Bench) -> None:
