@@ -115,12 +115,12 @@ class RestoreQueue:
         """Sequences whose pages are being read, oldest first."""
         return [restore.sequence for restore in self._restores.values()]
 
-    def look_again(self, sequence: Sequence) -> None:
+    def look_again(self, sequence: Sequence, now: float) -> None:
         """As `look`, for one that was put back and has not looked since: others may have taken its pages."""
         if sequence.num_looks < 1 + sequence.num_preemptions + sequence.has_made_room:
-            self.look(sequence)
+            self.look(sequence, now)
 
-    def look(self, sequence: Sequence) -> None:
+    def look(self, sequence: Sequence, now: float) -> None:
         """A sequence has arrived: have the agent asked for what is not cached of it."""
         sequence.num_looks += 1
         page_size, token_ids = self._config.page_size, sequence.reusable_ids
@@ -138,6 +138,11 @@ class RestoreQueue:
         is_short = computing_s is not None and computing_s <= LOOK_S
         fate.asks(num_cached, len(hashes), SHORT if is_short else LATE)
         if not hashes or is_short:
+            return
+        if not self._num_worth_reading(len(hashes), now)[0]:
+            # Whatever the disk has of it: an answer that changes nothing is not waited for.
+            fate.asks(num_cached, len(hashes), DEARER)
+            self._note_dearer(sequence, len(hashes))
             return
         # Not the row alone: it may look again before an answer comes, which would then be taken for that of the second
         # ask, and its slots for those of pages further on.
@@ -215,9 +220,7 @@ class RestoreQueue:
         if num_pages < len(offer.slots) - skipped and sequence.fate is not None:
             sequence.fate.unread(DEARER)
         if not num_pages:
-            self._outbox.note(Noted.DEARER, sequence.request_id, len(offer.slots) - skipped, 0)
-            self.num_dearer += 1
-            sequence.offer = None
+            self._note_dearer(sequence, len(offer.slots) - skipped)
             return None
         kept = slice(skipped, skipped + num_pages)
         slots, sequences = offer.slots[kept], offer.sequences[kept]
@@ -334,6 +337,11 @@ class RestoreQueue:
             # A few pages would be lost in the many that were slow a minute ago.
             self.reads = LearnedRate()
         self.reads.observe(restore.num_pulled, now - restore.opened_at)
+
+    def _note_dearer(self, sequence: Sequence, num_pages: int) -> None:
+        sequence.offer = None
+        self.num_dearer += 1
+        self._outbox.note(Noted.DEARER, sequence.request_id, num_pages, 0)
 
     def _num_worth_reading(self, num_pages: int, now: float) -> tuple[int, bool]:
         """How many of so many pages are to be read; and whether to try a disk that was slower than computing."""
