@@ -184,7 +184,7 @@ def measure_streams(options: list[str], num_tokens: int, rounds: int) -> bool:
         ratios.append(beside / alone)
         in_memory.append(beside / found)
         print(
-            f"  p99 of ITL: alone {alone * 1e3:.1f} ms, beside {restored} pages {beside * 1e3:.1f} ms, {ratios[-1]:.2f}, "
+            f"  ITL p99: alone {alone * 1e3:.1f} ms, beside {restored} pages {beside * 1e3:.1f} ms, {ratios[-1]:.2f}; "
             f"beside the same prompts in memory {found * 1e3:.1f} ms, {in_memory[-1]:.2f}",
             flush=True,
         )
