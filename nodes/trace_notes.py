@@ -31,7 +31,7 @@ class Noted(enum.IntEnum):
     FOUND = 11  # pages that its host's disk has, pages that were cached before them
     RESTORING = 12  # pages that are read from the disk, the first one's place
     RESTORED = 13  # pages that came, and how many should have
-    DEARER = 14  # pages that the disk has and that are computed, as that is quicker
+    DEARER = 14  # pages that are computed, as that is quicker than reading any
 
     # Workers. A row that decodes is in no note: the steps between these are its steps.
     KNOWN = 20  # step, tokens of its prompt: its sequence is opened
@@ -85,7 +85,7 @@ _TEXTS: Final = {
     Noted.FOUND: "the disk has {a} more pages than the {b} that are cached",
     Noted.RESTORING: "{a} pages begin to be read from the disk, from page {b} on",
     Noted.RESTORED: "{a} of {b} pages are read from the disk",
-    Noted.DEARER: "{a} pages of the disk are computed: reading them takes longer",
+    Noted.DEARER: "{a} pages are computed, whether the disk has them or not: reading takes longer",
     Noted.PREFILLED: "prefilled; {a} tokens were cached there",
     Noted.PUT_BACK: "put back, with {a} tokens",
     Noted.LEFT: "leaves, with {a} tokens",

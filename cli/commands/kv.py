@@ -68,8 +68,10 @@ def why(name: str, request: str, output: str) -> ExitCode:
     calls = mesh.ask(query, CallsFound, _ASK_S)
     if not calls.calls:
         raise unknown_call(request)
+    # Newest first: a name that a client uses again means its last call.
     (call, *more) = calls.calls[::-1]
     # A call that has a sample for each of its requests, or is its own.
+    # Both are asked for, as only schedulers know which; and no more than one message may have.
     ids = [call.request_id, *(sample.request_id for sample in call.samples)]
     found = mesh.ask(FindFates(request_ids=ids[:MAX_CALLS]), FatesFound, _ASK_S)
     for silent in [*calls.silent, *found.silent]:
@@ -91,6 +93,7 @@ def flush(name: str, folders: list[str], *, yes: bool, output: str) -> ExitCode:
     mesh = find_mesh(name)
     if not yes:
         _ask_first(_ask(name), folders)
+    # A second more than the supervisor waits for its agents, so that it says who is silent, and not we that it is.
     answer = mesh.ask(FlushStores(folders=folders), StoresFlushed, FLUSH_S + 1.0)
     if answer.note:
         sys.stderr.write(f"{answer.note}\n")
@@ -115,6 +118,7 @@ def _ask(name: str) -> StoreList:
 
 def _ask_first(found: StoreList, folders: list[str]) -> None:
     """Returns if the flush is wanted. Raises WrongUsage where nobody can be asked, typer.Abort if it is not."""
+    # Only open ones: a folder that no agent has open may be another mesh's, whose pages are not ours to forget.
     for agent in found.agents:
         for store in agent.stores:
             if store.is_open and (not folders or store.folder in folders):
@@ -127,6 +131,7 @@ def _ask_first(found: StoreList, folders: list[str]) -> None:
 
 def _row(agent: str, store: StoreFacts) -> list[str]:
     counts = [f"{store.num_pages:,}" if store.is_loaded else "reading", f"{store.num_slots:,}"]
+    # Below zero: an installed store of which nothing was found yet; it has no file whose time of change would tell.
     used = "-" if store.used_s < 0 else f"{duration(store.used_s)} ago"
     pages = counts if store.is_open else ["not open", "-"]
     whose = [str(store.tp_size), store.layout[:12], store.numerics] if store.layout else ["-", "-", "-"]
@@ -147,6 +152,7 @@ def _whole(value: Any) -> Any:
 
 def _story(agent: AgentStores) -> list[str]:
     """What one agent's stores did since it started."""
+    # An installed store bounds itself, so it is told without a size; nor has it I/O of ours.
     is_disk = bool(agent.size_bytes)
     lines = [f"{agent.agent}: {agent.directory}" + f", {amount(agent.size_bytes)} at most" * is_disk]
     for store in agent.stores:
@@ -160,6 +166,7 @@ def _story(agent: AgentStores) -> list[str]:
         how = f"through the kernel's cache: {store.why_buffered}" if store.why_buffered else "direct"
         if is_disk:
             lines.append(f"    I/O is {how}")
+        # One line, the worst: a store that is off has failed, and so has one that is only read.
         if store.why_off:
             lines.append(f"    off: {store.why_off}")
         elif store.why_read_only:

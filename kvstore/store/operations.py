@@ -1,6 +1,6 @@
 """What a store is doing: pages being read or written, and the runs that they are cut into. For `page_store.py`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kvstore.store.files import Page
@@ -83,7 +83,10 @@ class Piece(NamedTuple):
 
 
 def pieces_of(owner: Read | Write, numbers: Sequence[int], slots: Sequence[int], most: int) -> list[Piece]:
-    """The pages of `numbers` (ascending indices into `slots`) as runs whose slots and indices ascend together."""
+    """The pages of `numbers` (ascending indices into `slots`) as runs whose slots and indices ascend together.
+
+    The owner has as many left.
+    """
     pieces: list[Piece] = []
     slot, at, count = 0, 0, 0
     for number in numbers:
@@ -95,4 +98,19 @@ def pieces_of(owner: Read | Write, numbers: Sequence[int], slots: Sequence[int],
         slot, at, count = slots[number], number, 1
     if count:
         pieces.append(Piece(owner, slot, at, count))
+    owner.num_left = len(pieces)
     return pieces
+
+
+def together(pieces: Sequence[Piece], num_pages: int) -> Iterator[list[Piece]]:
+    """Pieces in lists of `num_pages` pages at most, or of one piece that has more."""
+    some: list[Piece] = []
+    room = num_pages
+    for piece in pieces:
+        if some and piece.num_pages > room:
+            yield some
+            some, room = [], num_pages
+        some.append(piece)
+        room -= piece.num_pages
+    if some:
+        yield some

@@ -30,7 +30,18 @@ from kvstore.store.interface import Listed, Stored
 from kvstore.store.lanes import Lane, ThreadLane
 from kvstore.store.missing import CHANGED, EVICTED, FLUSHED, READ_ONLY, UNREADABLE, WRITE_FAILED, MissingPages
 from kvstore.store.missing import CORRUPT as MISSING_CORRUPT
-from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Failure, Piece, Read, Write, pieces_of
+from kvstore.store.operations import (
+    CORRUPT,
+    FAILED,
+    MEMORY_GONE,
+    STALE,
+    Failure,
+    Piece,
+    Read,
+    Write,
+    pieces_of,
+    together,
+)
 from kvstore.store.place import HEAD_BYTES
 
 _LOADING: Final = "loading"
@@ -105,6 +116,7 @@ class PageStore:
         self._index: StoreIndex | None = None
         self._ended: deque[tuple[Piece, Failure | None] | _Loaded | _Flushed | Failure] = deque()
         self._told = threading.Event()
+        self._is_woken = False
         self._counts: Counter[str] = Counter()
         self._failed_in_row = 0
         self._reading = self._writing = 0
@@ -183,7 +195,12 @@ class PageStore:
         self._counts["read stale"] += len(slots) - len(held)
         if self._index is not None:
             read.checksums = self._index.checksums(slots)
-        self._start(read, held, slots, self._piece_pages, self._readers, self._read)
+        pieces = pieces_of(read, held, slots, self._piece_pages)
+        # Each by itself, unlike what is written: somebody waits for them, and a disk does several at a time.
+        for piece in pieces:
+            self._readers.submit(partial(self._read, piece))
+        if not pieces:
+            self._end(Piece(read, 0, 0, 0))
         return read
 
     def begin_write(self, names: Sequence[PageName], pages: Sequence[Page]) -> Write | None:
@@ -198,7 +215,8 @@ class PageStore:
             if refused == _READ_ONLY:
                 self.missing.add_hashes([name.page_hash for name in names], READ_ONLY)
             return None
-        claims = self._index.claim(names)
+        # By slot: pages that came one by one, among those of other prompts, lie in runs all the same.
+        claims = sorted(self._index.claim(names))
         self.missing.add(self._index.take_evicted(), EVICTED)
         if not claims:
             return None
@@ -209,7 +227,11 @@ class PageStore:
         self._writing += write.num_bytes
         self._underway.add(write)
         slots = [claim.slot for claim in claims]
-        self._start(write, range(len(claims)), slots, self._piece_pages, self._checkers, self._sum)
+        pieces = pieces_of(write, range(len(claims)), slots, self._piece_pages)
+        # A thread's turn for as many bytes as one call to the disk has at most: with a turn for each of many short
+        # pieces, threads would wake each other more often than they write.
+        for some in together(pieces, self._piece_pages):
+            self._checkers.submit(partial(self._sum_all, some))
         return write
 
     def must_wait(self, num_pages: int) -> bool:
@@ -232,7 +254,11 @@ class PageStore:
             self._not_stored(claim, WRITE_FAILED if failure else FLUSHED if write.is_forgotten else CHANGED)
             self._index.release(claim, reusable=failure is None or not failure.is_disk)
         slots = [claim.slot for claim in write.claims]
-        self._start(write, kept, slots, self.num_slots, self._writers, self._write_heads)
+        pieces = pieces_of(write, kept, slots, self.num_slots)
+        for some in together(pieces, self.num_slots):
+            self._writers.submit(partial(_each, self._write_heads, some))
+        if not pieces:
+            self._end(Piece(write, 0, 0, 0))
 
     def flush(self) -> int:
         """Forget every page, those that are being written included; returns how many were stored. Once it is loaded.
@@ -252,6 +278,8 @@ class PageStore:
     def poll(self) -> list[Read | Write]:
         """Reads that have ended, writes that are to be committed, and those that are over; each once."""
         ended: list[Read | Write] = []
+        # Before what has ended is taken: what ends from here on wakes again.
+        self._is_woken = False
         while self._ended:
             event = self._ended.popleft()
             if isinstance(event, _Loaded):
@@ -313,22 +341,6 @@ class PageStore:
         self._files.close()
 
     # in the owner's thread
-
-    def _start(
-        self,
-        owner: Read | Write,
-        numbers: Sequence[int],
-        slots: Sequence[int],
-        most: int,
-        lane: Lane,
-        work: Callable[[Piece], None],
-    ) -> None:
-        pieces = pieces_of(owner, numbers, slots, most)
-        owner.num_left = len(pieces)
-        for piece in pieces:
-            lane.submit(partial(work, piece))
-        if not pieces:
-            self._end(Piece(owner, 0, 0, 0))
 
     def _require_whole(self, pages: Sequence[Page]) -> None:
         # A page of another size would shift all that follow it in its run.
@@ -442,16 +454,19 @@ class PageStore:
                 read.outcomes[number] = MEMORY_GONE
         self._end(piece, failure)
 
-    def _sum(self, piece: Piece) -> None:
-        owner = piece.owner
-        assert isinstance(owner, Write), "only what is written is summed"
-        try:
-            for number in piece.range:
-                owner.checksums[number] = page_checksum(owner.pages[number])
-        except ValueError as error:
-            self._end(piece, _gone(error))
-        else:
-            self._writers.submit(partial(self._write, piece))
+    def _sum_all(self, pieces: Sequence[Piece]) -> None:
+        summed: list[Piece] = []
+        for piece in pieces:
+            owner = piece.owner
+            assert isinstance(owner, Write), "only what is written is summed"
+            try:
+                for number in piece.range:
+                    owner.checksums[number] = page_checksum(owner.pages[number])
+            except ValueError as error:
+                self._end(piece, _gone(error))
+            else:
+                summed.append(piece)
+        self._writers.submit(partial(_each, self._write, summed))
 
     def _write(self, piece: Piece) -> None:
         # The old head first: were it to stay, a kill below would leave it with a part of this page.
@@ -487,7 +502,15 @@ class PageStore:
     def _tell(self, event: "tuple[Piece, Failure | None] | _Loaded | _Flushed | Failure") -> None:
         self._ended.append(event)
         self._told.set()
-        self._wake()
+        # Once until it is polled: an event loop takes 10 us for each, and a write of scattered pages ends in many.
+        if not self._is_woken:
+            self._is_woken = True
+            self._wake()
+
+
+def _each(work: Callable[[Piece], None], pieces: Sequence[Piece]) -> None:
+    for piece in pieces:
+        work(piece)
 
 
 def _attempt(work: Callable[[], None]) -> Failure | None:

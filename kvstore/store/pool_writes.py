@@ -31,13 +31,15 @@ class Storable(NamedTuple):
 
 
 class WriteLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How many pages may wait, how many one write has, and bytes a second (0: as fast as the disk takes them).
+    """How many pages may wait, how many one write has, how long fewer wait for others, and bytes a second (0: as fast
+    as the disk takes them).
 
     4,096 pages are 65,536 tokens, what a prefill computes in tens of seconds on a CPU; those of one write are a run.
     """
 
     queued_pages: int = 4096
     batch_pages: int = 64
+    gather_s: float = 0.0
     bytes_per_s: float = 0.0
 
 
@@ -65,19 +67,21 @@ class PoolWrites:
         self._store = store
         self._limits = limits
         self._groups: dict[str, _Group] = {}
-        self._queue: deque[tuple[str, Storable]] = deque()
+        # By group: prefill and decode offer in turns, and a write has pages of one of them.
+        self._queues: dict[str, deque[Storable]] = {}
+        self._gathers_since: float | None = None
         self._batches: dict[Write, _Batch] = {}
         self._not_before = 0.0
         self.counts: Counter[str] = Counter()
 
     @property
     def num_queued(self) -> int:
-        return len(self._queue)
+        return sum(map(len, self._queues.values()))
 
     @property
     def is_idle(self) -> bool:
         """Whether everything that was offered is stored, or is known not to be."""
-        return not self._queue and not self._batches
+        return not self._queues and not self._batches
 
     def add(self, group: str, pools: Sequence[PagePool]) -> None:
         """Pools of one of the agent's own groups, by rank. Raises PagesElsewhere if their pages are on a device."""
@@ -95,9 +99,10 @@ class PoolWrites:
 
     def offer(self, group: str, pages: Sequence[Storable]) -> int:
         """Queue pages, parents first; returns how many fit. Those that do not are missed, as they were never stored."""
-        room = self._limits.queued_pages - len(self._queue)
+        room = self._limits.queued_pages - self.num_queued
         # The first ones: without them, those that follow could not be found.
-        self._queue.extend((group, page) for page in pages[:room])
+        if taken := pages[:room]:
+            self._queues.setdefault(group, deque()).extend(taken)
         dropped = max(0, len(pages) - room)
         self.counts["queue full"] += dropped
         self._store.missing.add_hashes([page.name.page_hash for page in pages[max(0, room) :]], QUEUE_FULL)
@@ -105,18 +110,25 @@ class PoolWrites:
 
     def forget(self) -> None:
         """Pages that still wait are not stored: the store is being flushed."""
-        self.counts["flushed"] += len(self._queue)
-        self._store.missing.add_hashes([page.name.page_hash for _, page in self._queue], FLUSHED)
-        self._queue.clear()
+        for queue in self._queues.values():
+            self.counts["flushed"] += len(queue)
+            self._store.missing.add_hashes([page.name.page_hash for page in queue], FLUSHED)
+        self._queues.clear()
 
     def pump(self, now: float) -> float | None:
         """Begin what may begin. Returns the seconds after which to call again; None: after `settle` or an `offer`."""
-        while self._queue:
+        while self._queues:
             if now < self._not_before:
                 return self._not_before - now
             if self._store.must_wait(self._limits.batch_pages):
                 return None
+            if self._gathers_since is None:
+                self._gathers_since = now
+            left_s = self._gathers_since + self._limits.gather_s - now
+            if left_s > 0 and self.num_queued < self._limits.batch_pages:
+                return left_s
             self._begin(now)
+        self._gathers_since = None
         return None
 
     def settle(self, write: Write) -> None:
@@ -148,11 +160,13 @@ class PoolWrites:
             self._not_before = max(now, self._not_before) + write.num_bytes / self._limits.bytes_per_s
 
     def _next_batch(self) -> tuple[str, list[Storable]]:
-        """The first pages in the queue that are of one group."""
-        group = self._queue[0][0]
-        pages: list[Storable] = []
-        while self._queue and self._queue[0][0] == group and len(pages) < self._limits.batch_pages:
-            pages.append(self._queue.popleft()[1])
+        """The first pages of one group; groups take turns."""
+        group = next(iter(self._queues))
+        queue = self._queues.pop(group)
+        pages = [queue.popleft() for _ in range(min(len(queue), self._limits.batch_pages))]
+        if queue:
+            # Behind the others, so that none waits for all of another's.
+            self._queues[group] = queue
         return group, pages
 
     def _are_current(self, name: str, pages: Sequence[Storable]) -> list[bool]:

@@ -66,6 +66,9 @@ _REASONS: Final[Mapping[str, Sequence[str]]] = {
 """Why pages were not stored, for `/metrics`, and how the parts of a store name it."""
 _UNOPENED: Final = 4096
 """As many as may wait to be written once it is open."""
+GATHER_S: Final = 0.2
+"""So long pages wait for others to be written with, unless these are a whole write: decode fills one at a time, and a
+write of one costs three threads' turns and three system calls as one of 64 does. An agent that is killed loses them."""
 AGAIN_S: Final = 30.0
 """After so long a store is opened again that could not be: what it connects to may have been away. As long as making
 one may take, so that a line in the log for each says no more than that."""
@@ -102,7 +105,7 @@ def feed_store(store: "Store", config: StoreConfig) -> OpenedStore:
     from kvstore.store.pool_writes import PoolWrites, WriteLimits
     from kvstore.store.source import DISK, INSTALLED, StoreTransport
 
-    writes = PoolWrites(store, WriteLimits(bytes_per_s=config.bytes_per_s))
+    writes = PoolWrites(store, WriteLimits(bytes_per_s=config.bytes_per_s, gather_s=GATHER_S))
     name = INSTALLED if isinstance(config, InstalledStoreConfig) else DISK
     return OpenedStore(store, writes, StoreTransport(store, writes, name))
 

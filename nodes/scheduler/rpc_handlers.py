@@ -224,7 +224,7 @@ class RpcHandlers:
         else:
             self._queue.add(sequence)
             self._deaths.arrived(sequence)
-            self._restores.look(sequence)
+            self._restores.look(sequence, now)
 
     def _on_cancel(self, event: Asked, message: CancelAttempts, now: float) -> None:
         for ref in message.attempts:
@@ -271,7 +271,7 @@ class RpcHandlers:
         self._orders.accept(sender, message, sequence, now)
         self._queue.add(sequence)
         self._deaths.arrived(sequence)
-        self._restores.look(sequence)
+        self._restores.look(sequence, now)
         return None
 
     def _problem_of(self, submit: Submit) -> Problem | None:

@@ -52,6 +52,8 @@ class Offer(NamedTuple):
     first: int
     slots: list[int]
     sequences: list[int]
+    is_trial: bool = False
+    """Read to learn whether a disk that was slower than computing still is."""
 
 
 NO_STOP = StopRules(max_tokens=1)

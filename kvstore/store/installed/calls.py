@@ -220,6 +220,7 @@ class BoundedCalls:
         for call in [call for calls in self._running.values() for call in calls]:
             if now < call.since + self._deadline_s or call.thread is None:
                 continue
+            # Python cannot end a thread. It is told to end once its call returns, and another one takes its place.
             self._running[call.name].remove(call)
             call.thread.close()
             self._num_abandoned += 1
@@ -240,6 +241,7 @@ class BoundedCalls:
         self.counts[call.name, outcome] += 1
         if outcome in (RAISED, INVALID):
             self.last_failure = f"{call.name} {result}"
+        # Whoever would hear of it is being torn down, and its pools may be gone.
         if not self._is_closed:
             call.then(result if outcome == DONE else None)
 

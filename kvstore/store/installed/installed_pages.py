@@ -142,6 +142,7 @@ class InstalledPages(Store):
 
     @override
     def find(self, prompts: Sequence[Sequence[bytes]], answer: Callable[[list[Stored]], None]) -> None:
+        # Prompts of one message often begin alike, and a store over a network takes each hash as a key to look up.
         hashes = list(dict.fromkeys(chain.from_iterable(prompts)))
         if not hashes:
             answer(self._numbered(prompts, [], []))
@@ -173,6 +174,7 @@ class InstalledPages(Store):
         hashes = self._known.hashes(slots, sequences)
         held = [(number, page_hash) for number, page_hash in enumerate(hashes) if page_hash is not None]
         read.num_bytes = len(held) * self._page_bytes
+        # A read that is larger than the limit goes alone: refused each time, it would wait for ever.
         if self._reading and self._reading + read.num_bytes > self._limits.reading_bytes:
             return None
         self._reading += read.num_bytes
@@ -188,6 +190,7 @@ class InstalledPages(Store):
             if self.why_off:
                 self.missing.add_hashes([name.page_hash for name in names], READ_ONLY)
             return None
+        # Backwards, so that of a page that is offered twice the first place stays: parents come before children.
         fresh = {
             name.page_hash: number
             for number, name in reversed(list(enumerate(names)))
@@ -196,6 +199,7 @@ class InstalledPages(Store):
         if not fresh:
             return None
         positions = sorted(fresh.values())
+        # No slots: where a value lies is the store's affair, and it gets a number when it is there.
         claims = [Claim(0, 0, names[number]) for number in positions]
         write = Write(claims, positions, [pages[number] for number in positions])
         write.num_bytes = len(claims) * self._page_bytes
@@ -223,6 +227,7 @@ class InstalledPages(Store):
         write.num_left = len(wanted)
         for some in wanted:
             values = [value for number in some.positions if (value := sealed[number]) is not None]
+            # Nobody waits for a put, so it may begin late; what waits is bounded by `writing_bytes`.
             self._calls.submit(
                 PUT, partial(self._put, some, values), partial(self._was_put, write, some), may_wait=True
             )
@@ -256,6 +261,7 @@ class InstalledPages(Store):
 
     @override
     def close(self) -> None:
+        # As one of `remove`, whose thread is the least likely to hang: it is called for wrong values only.
         self._calls.close(REMOVE, self._store.close)
         self._copying.close()
 
@@ -278,6 +284,7 @@ class InstalledPages(Store):
             slots, sequences = Stored([], [])
             for page_hash in prompt:
                 if page_hash not in there:
+                    # What is behind a gap cannot be used, so it gets no number, of which there are so many only.
                     break
                 slot, sequence = self._known.number(page_hash)
                 slots.append(slot)
@@ -291,6 +298,7 @@ class InstalledPages(Store):
     def _advance(self, reading: _Reading) -> None:
         """Begin the next calls of a read, or end it."""
         if not reading.read.is_needed:
+            # Its request is over. Calls that run have buffers of their own, and end by themselves.
             reading.waiting.clear()
         while reading.waiting and reading.num_running < THREADS[GET]:
             some = reading.waiting.popleft()
@@ -340,6 +348,7 @@ class InstalledPages(Store):
         for position, page_hash, outcome in zip(some.positions, some.hashes, outcomes, strict=True):
             self._counts[f"read {outcome}" if outcome else "read"] += 1
             reading.read.outcomes[position] = STALE if outcome == MISSING else outcome
+            # Not after a failure: the store may be away for a moment, and has its values when it is back.
             if outcome in (MISSING, CORRUPT, UNSIGNED):
                 self._known.drop(page_hash)
             if outcome in _WHYS:
@@ -347,6 +356,7 @@ class InstalledPages(Store):
             if outcome in (CORRUPT, UNSIGNED):
                 wrong.append(page_hash)
         if wrong:
+            # Its end is of no interest: a value that stays is refused again, at the cost of one more read.
             self._calls.submit(REMOVE, partial(self._store.remove, wrong), lambda _: None)
         reading.num_running -= 1
         self._advance(reading)

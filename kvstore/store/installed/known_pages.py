@@ -42,6 +42,7 @@ class KnownPages:
         """It is not there after all."""
         slot = self._slots.pop(page_hash, None)
         if slot is not None:
+            # A copy that is under way compares it afterwards, and sees that the page is gone.
             self._sequences[slot] = 0
             self._free.append(slot)
 
@@ -63,5 +64,6 @@ class KnownPages:
             self._hashes.append(b"")
             self._sequences.append(0)
             return len(self._hashes) - 1
+        # The store may still have it: then it is asked for, and numbered, again.
         _, slot = self._slots.popitem(last=False)
         return slot

@@ -66,6 +66,7 @@ class PageValues:
             return None
         if _CHECKSUM.unpack_from(whole, _NAME.size) != (self._checksum(whole),):
             return None
+        # Last, as it takes twice as long as the checksum; and in constant time, so that no forger learns byte by byte.
         if self._key and not hmac.compare_digest(whole[_SIGNATURE_AT:HEADER_BYTES], self._signature(whole)):
             raise UnsignedValue
         return self._parts(whole)

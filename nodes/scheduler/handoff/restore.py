@@ -44,6 +44,10 @@ DEADLINE: Final = "deadline_exceeded"
 """The code of the agent, and ours, for a disk that did not read in time."""
 AGAIN_S: Final = 60.0
 """After so long a disk that was slower than computing is tried once more: what made it slow may be over."""
+TRIAL_S: Final = 0.02
+"""Then with as many pages as it would have read in so long, at least one: who asks waits for what is likely in vain."""
+TRIAL_TIMEOUT_S: Final = 0.1
+"""A page that takes longer than this is one of a disk that is still slow."""
 _NO_MORE: Final = 1 << 30
 """Looks, more than any sequence has: it does not look again."""
 
@@ -111,12 +115,12 @@ class RestoreQueue:
         """Sequences whose pages are being read, oldest first."""
         return [restore.sequence for restore in self._restores.values()]
 
-    def look_again(self, sequence: Sequence) -> None:
+    def look_again(self, sequence: Sequence, now: float) -> None:
         """As `look`, for one that was put back and has not looked since: others may have taken its pages."""
         if sequence.num_looks < 1 + sequence.num_preemptions + sequence.has_made_room:
-            self.look(sequence)
+            self.look(sequence, now)
 
-    def look(self, sequence: Sequence) -> None:
+    def look(self, sequence: Sequence, now: float) -> None:
         """A sequence has arrived: have the agent asked for what is not cached of it."""
         sequence.num_looks += 1
         page_size, token_ids = self._config.page_size, sequence.reusable_ids
@@ -134,6 +138,11 @@ class RestoreQueue:
         is_short = computing_s is not None and computing_s <= LOOK_S
         fate.asks(num_cached, len(hashes), SHORT if is_short else LATE)
         if not hashes or is_short:
+            return
+        if not self._num_worth_reading(len(hashes), now)[0]:
+            # Whatever the disk has of it: an answer that changes nothing is not waited for.
+            fate.asks(num_cached, len(hashes), DEARER)
+            self._note_dearer(sequence, len(hashes))
             return
         # Not the row alone: it may look again before an answer comes, which would then be taken for that of the second
         # ask, and its slots for those of pages further on.
@@ -207,21 +216,15 @@ class RestoreQueue:
         skipped = num_cached // page_size - offer.first
         if not 0 <= skipped < len(offer.slots):
             return None
-        num_pages = len(offer.slots) - skipped
-        reading_s, computing_s = self.reads.seconds(num_pages), self._prefills.seconds(num_pages * page_size)
-        # As long as one of them is not known, the next restore or prefill tells it.
-        is_dearer = reading_s is not None and computing_s is not None and reading_s >= computing_s
-        if is_dearer and now - self._tried_at < AGAIN_S:
-            sequence.offer = None
-            self.num_dearer += 1
-            if sequence.fate is not None:
-                sequence.fate.unread(DEARER)
-            self._outbox.note(Noted.DEARER, sequence.request_id, num_pages, 0)
+        num_pages, is_trial = self._num_worth_reading(len(offer.slots) - skipped, now)
+        if num_pages < len(offer.slots) - skipped and sequence.fate is not None:
+            sequence.fate.unread(DEARER)
+        if not num_pages:
+            self._note_dearer(sequence, len(offer.slots) - skipped)
             return None
-        if not skipped:
-            return offer
-        first = offer.first + skipped
-        return Offer(offer.source, offer.incarnation, first, offer.slots[skipped:], offer.sequences[skipped:])
+        kept = slice(skipped, skipped + num_pages)
+        slots, sequences = offer.slots[kept], offer.sequences[kept]
+        return Offer(offer.source, offer.incarnation, offer.first + skipped, slots, sequences, is_trial)
 
     def open(self, sequence: Sequence, lent: ExportedPages, offer: Offer, now: float) -> None:
         """Have pages of `offer` read into those that are lent."""
@@ -231,7 +234,7 @@ class RestoreQueue:
         sequence.stage, sequence.offer = Stage.RESTORE, None
         computing_s = self._prefills.seconds(len(lent.pages) * self._config.page_size)
         timeout_s = UNKNOWN_S if computing_s is None else max(LEAST_S, 2 * computing_s)
-        timeout_s = min(timeout_s, self._config.handoff_timeout_s)
+        timeout_s = TRIAL_TIMEOUT_S if offer.is_trial else min(timeout_s, self._config.handoff_timeout_s)
         stored = StoredPages(
             source=offer.source, incarnation=offer.incarnation, slots=offer.slots, sequences=offer.sequences
         )
@@ -262,7 +265,7 @@ class RestoreQueue:
         sequence.drop_pages()
         self._own.has_all(message.grant_id)
         self.num_done += 1
-        self.reads.observe(restore.num_pulled, now - restore.opened_at)
+        self._observe(restore, now)
         return self._ended(message.grant_id, restore)
 
     def on_transfer_failed(self, message: TransferFailed, now: float) -> Sequence | None:
@@ -326,8 +329,33 @@ class RestoreQueue:
             restore.sequence.fate.unread(code)
         if code == DEADLINE:
             # A disk that reads nothing in time is the slowest. Of what else fails the time says nothing about the disk.
-            self.reads.observe(restore.num_pulled, now - restore.opened_at)
+            self._observe(restore, now)
         return self._ended(grant_id, restore)
+
+    def _observe(self, restore: _Restore, now: float) -> None:
+        if restore.offer.is_trial:
+            # A few pages would be lost in the many that were slow a minute ago.
+            self.reads = LearnedRate()
+        self.reads.observe(restore.num_pulled, now - restore.opened_at)
+
+    def _note_dearer(self, sequence: Sequence, num_pages: int) -> None:
+        sequence.offer = None
+        self.num_dearer += 1
+        self._outbox.note(Noted.DEARER, sequence.request_id, num_pages, 0)
+
+    def _num_worth_reading(self, num_pages: int, now: float) -> tuple[int, bool]:
+        """How many of so many pages are to be read; and whether to try a disk that was slower than computing."""
+        reading_s = self.reads.seconds(num_pages)
+        computing_s = self._prefills.seconds(num_pages * self._config.page_size)
+        if computing_s is None:
+            # The next prefill tells it. What is behind a prompt's stored pages may be too short for one: were they all
+            # read each time, a slow disk would be read for ever (at 1 MB/s each took ten times as long as computing).
+            return num_pages - (reading_s is not None), False
+        if reading_s is None or reading_s < computing_s:
+            return num_pages, False
+        if now - self._tried_at < AGAIN_S:
+            return 0, False
+        return min(num_pages, max(1, int(TRIAL_S * self.reads.per_second))), True
 
     def _ended(self, grant_id: str, restore: _Restore) -> Sequence:
         del self._restores[grant_id]

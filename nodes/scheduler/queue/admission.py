@@ -127,7 +127,7 @@ class Admission:
                 continue
             match = self._cache.match(sequence.reusable_ids, sequence.spec.extra_key)
             num_left = sequence.num_tokens - match.num_tokens
-            self._restores.look_again(sequence)
+            self._restores.look_again(sequence, now)
             # Passed over with its pages set aside, as one that waits for steps: those behind it may enter.
             if self._restores.must_wait(sequence, match.num_tokens, now):
                 credit.set_aside(self._num_pages(num_left))

@@ -5,15 +5,18 @@ import mmap
 import random
 import threading
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstore.store import page_store
 from kvstore.store.directory import open_files
 from kvstore.store.index import PageName
 from kvstore.store.interface import Listed
-from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Read, Write
+from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, Piece, Read, Write, pieces_of, together
 from kvstore.store.page_store import PageStore, StoreLimits
 from kvstore.store.place import StoreIdentity
 from tests.kvstore.store.faulty_files import FaultyFiles, SteppedLane
@@ -137,9 +140,45 @@ def test_a_store_is_listed_in_parts(files: FaultyFiles, steps: Steps, monkeypatc
 def test_only_pages_that_are_not_there_are_written(steps: Steps) -> None:
     steps.write(NAMES[2:4])
     write = steps.write(NAMES)
-    assert write.positions == [0, 1, 4, 5, 6, 7]
+    assert sorted(write.positions) == [0, 1, 4, 5, 6, 7]
+    assert [NAMES[position] for position in write.positions] == [claim.name for claim in write.claims]
     assert steps.store.begin_write(NAMES, memory(NAMES, PAGE)) is None
     assert steps.read(HASHES).outcomes == [""] * 8
+
+
+def test_pages_of_two_prompts_that_come_in_turns_lie_and_are_written_in_runs(steps: Steps) -> None:
+    one, two = chain("one", 4), chain("two", 4)
+    names = [name for pair in zip(one, two, strict=True) for name in pair]
+    write = steps.write(names)
+    slots = [claim.slot for claim in write.claims]
+    assert slots == sorted(slots)
+    for prompt in (one, two):
+        first, *others = [claim.slot for claim in write.claims if claim.name in prompt]
+        assert others == [first + 1, first + 2, first + 3]
+    assert len(pieces_of(write, range(8), slots, 8)) == 2
+    assert steps.read([name.page_hash for name in two]).outcomes == [""] * 4
+
+
+@given(st.lists(st.integers(1, 9)), st.integers(1, 8))
+def test_short_pieces_are_a_turn_together(lengths: list[int], most: int) -> None:
+    write = Write([], [], [])
+    pieces = [Piece(write, slot, 0, length) for slot, length in enumerate(lengths)]
+    turns = list(together(pieces, most))
+    assert [piece for some in turns for piece in some] == pieces
+    for some, follower in zip_longest(turns, turns[1:]):
+        total = sum(piece.num_pages for piece in some)
+        assert total <= most or len(some) == 1
+        assert follower is None or total + follower[0].num_pages > most, "it would have had room"
+
+
+def test_who_polls_is_woken_once_for_all_that_ended(steps: Steps) -> None:
+    for prompt in ("b", "c"):
+        before = steps.num_woken
+        names = chain(prompt, 8)
+        write = steps.store.begin_write(names, memory(names, PAGE))
+        # Two pieces.
+        assert steps.run() == [write]
+        assert steps.num_woken == before + 1
 
 
 def test_pages_that_changed_meanwhile_are_not_stored_and_their_slots_are_free(files: FaultyFiles, steps: Steps) -> None:

@@ -134,6 +134,30 @@ def test_a_page_that_its_scheduler_uses_again_is_not_stored() -> None:
     assert storing.writes.is_idle
 
 
+def test_pages_that_come_one_by_one_are_written_together() -> None:
+    one, two = Pool("one"), Pool("two")
+    storing = Storing(one, two, limits=WriteLimits(batch_pages=8, gather_s=0.2))
+    storing.run()
+    names = chain("a", 6)
+    for page, name in enumerate(names[:3]):
+        for pool in (one, two):
+            storing.writes.offer(pool.group, [pool.fill(page + 1, name)])
+    assert storing.writes.pump(1.0) == pytest.approx(0.2)
+    assert storing.writes.pump(1.1) == pytest.approx(0.1)
+    assert storing.writes.pump(1.2) is None, "they have waited long enough"
+    assert storing.writes.num_queued == 0
+    assert storing.store.stats()["claimed"] == 3, "the second group's are the same"
+    storing.run()
+    storing.writes.offer("one", [one.fill(page + 1, name) for page, name in enumerate(names[:5])])
+    assert storing.writes.pump(1.3) == pytest.approx(0.2), "others begin to wait"
+    storing.writes.offer("two", [two.fill(page + 1, name) for page, name in enumerate(names[3:])])
+    assert storing.writes.pump(1.3) == pytest.approx(0.2)
+    assert storing.writes.num_queued == 3, "eight do not wait: the first group's are written"
+    storing.now = 1.5
+    storing.run()
+    assert storing.require_right(names) == 6
+
+
 def test_a_full_queue_takes_the_beginning() -> None:
     pool = Pool("g")
     storing = Storing(pool, limits=WriteLimits(queued_pages=3, batch_pages=2))

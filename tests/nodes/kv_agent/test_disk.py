@@ -23,7 +23,7 @@ from mesh.address import Address
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, DiskConfig
-from nodes.kv_agent.disk import AGAIN_S, OpenedStore, feed_store
+from nodes.kv_agent.disk import AGAIN_S, GATHER_S, OpenedStore, feed_store
 from nodes.protocol import ReleaseMemory, ResumeMemory
 from tests.kvstore.store.faulty_files import FaultyFiles, SteppedLane
 from tests.kvstore.store.pages import blank, chain, content
@@ -336,10 +336,13 @@ async def test_draining_waits_until_the_queue_is_written(world: World) -> None:
     await world.ask(world.d, "agent-0", OpenStore(group="d", numerics=NUMERICS))
     await asyncio.sleep(0.1)
     began = agent.ctx.now()
-    for first, name in enumerate(NAMES, 1):
-        world.d.ctx.tell("agent-0", told(handle, [name], first))
-        await asyncio.sleep(0.01)
-    assert agent.stats()["mesh_kv_disk_queued_pages"] > 3
+    world.d.ctx.tell("agent-0", told(handle, NAMES[:1]))
+    await asyncio.sleep(2 * GATHER_S)
+    assert agent.stats()["mesh_kv_disk_queued_pages"] == 0
+    # The one before it has the disk for a second.
+    world.d.ctx.tell("agent-0", told(handle, NAMES[1:], 2))
+    await asyncio.sleep(2 * GATHER_S)
+    assert agent.stats()["mesh_kv_disk_queued_pages"] == len(NAMES) - 1
     await agent.drain()
     assert agent.ctx.now() - began > 0.9, "no faster than it may"
     assert agent.stats()["mesh_kv_disk_queued_pages"] == 0
@@ -355,7 +358,7 @@ async def test_what_waits_when_it_stops_is_not_stored_and_the_files_are_closed(w
     await asyncio.sleep(0.1)
     for first, name in enumerate(NAMES, 1):
         world.d.ctx.tell("agent-0", told(handle, [name], first))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(1.1 * GATHER_S)
     await agent.stop()
     (files,) = disk.files.values()
     assert files.is_closed
@@ -378,7 +381,7 @@ async def test_a_queue_that_is_full_and_a_disk_that_fails_are_counted(world: Wor
     files.fail = fail
     for first, name in enumerate(names, 1):
         world.d.ctx.tell("agent-0", told(handle, [name], first))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(1.1 * GATHER_S)
     assert dropped(agent) == {"write_failed": 8, "read_only": 3}
     assert agent.stats()["mesh_kv_disk_read_only"] == 1
     assert agent.disk is not None

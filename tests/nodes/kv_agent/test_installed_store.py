@@ -24,7 +24,7 @@ from mesh.address import Address
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, DiskConfig, InstalledStoreConfig
-from nodes.kv_agent.disk import OpenedStore, feed_store
+from nodes.kv_agent.disk import GATHER_S, OpenedStore, feed_store
 from nodes.kv_agent.installed_store import open_installed
 from nodes.protocol import ReleaseMemory
 from nodes.protocol.stores import FlushStores, ListStores
@@ -301,7 +301,7 @@ async def test_memory_is_released_while_the_store_hangs_with_pages_of_it(world: 
     handle, pool = await world.pool(world.d, "agent-0", "d")
     fill([pool], OTHERS)
     world.d.ctx.tell("agent-0", told(handle, OTHERS))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(1.5 * GATHER_S)
     assert agent.disk is not None
     assert not agent.disk.is_writing("d"), "what hangs has copies"
     answer = await world.ask(world.d, "agent-0", ReleaseMemory(groups=["d"], keep_weights=True))

@@ -38,6 +38,7 @@ from nodes.scheduler.handoff.restore import (
     LOOK_S,
     LOOKED,
     MAX_RESTORES,
+    TRIAL_TIMEOUT_S,
     UNKNOWN_S,
     RestoreQueue,
 )
@@ -127,15 +128,15 @@ class Bench:
         )
         self.restores.on_found(self.numbers[FIND], StoredFound(found=[prefix], source="disk", incarnation=7))
 
-    def looked(self, num_pages: int, tokens: list[int] = PROMPT) -> Sequence:
+    def looked(self, num_pages: int, tokens: list[int] = PROMPT, now: float = 0.0) -> Sequence:
         one = self.sequence(tokens)
-        self.restores.look(one)
+        self.restores.look(one, now)
         self.found(one, num_pages)
         return one
 
     def opened(self, num_pages: int, now: float = 0.0, tokens: list[int] = PROMPT) -> tuple[Sequence, str]:
         """A sequence of which so many pages are being read, and the grant."""
-        one = self.looked(num_pages, tokens)
+        one = self.looked(num_pages, tokens, now)
         num_cached = self.cache.match(tokens).num_tokens
         offer = self.restores.offer(one, num_cached, now)
         assert offer is not None
@@ -163,8 +164,8 @@ def bench() -> Bench:
 def test_what_is_not_cached_is_asked_for_by_its_hashes(bench: Bench) -> None:
     bench.cached(PROMPT[: 2 * PAGE])
     one, two = bench.sequence(), bench.sequence(PROMPT[: 2 * PAGE + 1])
-    bench.restores.look(one)
-    bench.restores.look(two)
+    bench.restores.look(one, 0.0)
+    bench.restores.look(two, 0.0)
     (asked,) = bench.taken()
     hashes = chain_hashes(root_hash(), PROMPT, PAGE)
     assert isinstance(asked, FindStored)
@@ -186,7 +187,7 @@ def test_nothing_is_asked_where_no_answer_can_help(why: str) -> None:
     if why == "soon computed":
         bench.prefills.observe(1000, 1000 * LOOK_S / (5 * PAGE))
     one = bench.sequence(PROMPT[:PAGE] if why == "short" else PROMPT)
-    bench.restores.look(one)
+    bench.restores.look(one, 0.0)
     assert bench.taken() == []
     assert not bench.restores.must_wait(one, 0, 0.0)
     runs = {"no disk": [("no_store", 1)], "no worker": [("no_worker", 5)], "soon computed": [("short", 5)]}
@@ -203,7 +204,7 @@ def entered(one: Sequence, num_cached: int) -> list[tuple[str, int]]:
 
 def test_a_sequence_waits_for_the_answer_but_not_long(bench: Bench) -> None:
     one = bench.sequence()
-    bench.restores.look(one)
+    bench.restores.look(one, 0.0)
     assert bench.restores.must_wait(one, 0, 0.9), "from when it leaves"
     bench.taken(1.0)
     assert bench.restores.must_wait(one, 0, 1.0)
@@ -212,7 +213,7 @@ def test_a_sequence_waits_for_the_answer_but_not_long(bench: Bench) -> None:
     assert bench.restores.offer(one, 0, 1.0 + LOOK_S) is None
     late = Bench()
     two = late.sequence()
-    late.restores.look(two)
+    late.restores.look(two, 0.0)
     assert entered(two, 0) == [("late", 5)]
     bench.found(one, 3)
     assert bench.restores.offer(one, 0, 2.0) is not None, "it still waits: an answer that is late is one"
@@ -220,9 +221,9 @@ def test_a_sequence_waits_for_the_answer_but_not_long(bench: Bench) -> None:
 
 def test_each_waits_for_its_own_answer_as_long(bench: Bench) -> None:
     one, two = bench.sequence(), bench.sequence([9] * 22)
-    bench.restores.look(one)
+    bench.restores.look(one, 0.0)
     bench.taken(1.0)
-    bench.restores.look(two)
+    bench.restores.look(two, 0.0)
     bench.taken(1.0 + LOOK_S / 2)
     assert bench.deadlines.pop_due(1.0 + LOOK_S) == (LOOKED, "")
     bench.restores.on_looked(1.0 + LOOK_S)
@@ -236,7 +237,7 @@ def test_each_waits_for_its_own_answer_as_long(bench: Bench) -> None:
 
 def test_an_ask_that_fails_is_an_answer(bench: Bench) -> None:
     one = bench.sequence()
-    bench.restores.look(one)
+    bench.restores.look(one, 0.0)
     bench.taken()
     bench.restores.on_find_failed(bench.numbers[FIND])
     assert not bench.restores.must_wait(one, 0, 1.0)
@@ -247,7 +248,7 @@ def test_an_ask_that_fails_is_an_answer(bench: Bench) -> None:
 
 def test_a_sequence_that_the_answer_does_not_name_has_nothing_stored(bench: Bench) -> None:
     one = bench.sequence()
-    bench.restores.look(one)
+    bench.restores.look(one, 0.0)
     bench.taken()
     bench.restores.on_found(bench.numbers[FIND], StoredFound(found=[StoredPrefix(name="9", slots=[1], sequences=[1])]))
     assert not bench.restores.must_wait(one, 0, 1.0)
@@ -278,12 +279,12 @@ def test_less_is_read_if_more_was_cached_meanwhile(bench: Bench) -> None:
 
 def test_a_late_answer_is_not_taken_for_that_of_a_second_look(bench: Bench) -> None:
     one = bench.sequence()
-    bench.restores.look(one)
+    bench.restores.look(one, 0.0)
     bench.taken()
     first = bench.numbers[FIND]
     bench.cached(PROMPT[: 2 * PAGE])
     one.num_preemptions += 1
-    bench.restores.look_again(one)
+    bench.restores.look_again(one, 0.0)
     bench.taken()
     late = StoredPrefix(name="1.1", slots=[100], sequences=[1000])
     bench.restores.on_found(first, StoredFound(found=[late], source="disk", incarnation=7))
@@ -296,7 +297,7 @@ def test_a_late_answer_is_not_taken_for_that_of_a_second_look(bench: Bench) -> N
 
 def test_what_was_found_for_another_way_of_computing_is_not_read(bench: Bench) -> None:
     one, two = bench.looked(3), bench.sequence([9] * 22)
-    bench.restores.look(two)
+    bench.restores.look(two, 0.0)
     bench.taken()
     bench.restores.on_other_numerics([one])
     bench.found(two, 3)
@@ -306,18 +307,18 @@ def test_what_was_found_for_another_way_of_computing_is_not_read(bench: Bench) -
 
 def test_one_that_was_preempted_looks_again_but_not_after_a_failure(bench: Bench) -> None:
     one = bench.looked(0)
-    bench.restores.look_again(one)
+    bench.restores.look_again(one, 0.0)
     assert bench.taken() == [], "it has looked"
     one.num_preemptions += 1
     for _ in range(2):
-        bench.restores.look_again(one)
+        bench.restores.look_again(one, 0.0)
     (asked,) = bench.taken()
     assert isinstance(asked, FindStored)
     assert [prompt.name for prompt in asked.prompts] == ["1.2"], "once each time"
     failed, grant_id = bench.opened(3)
     bench.restores.on_expired(grant_id, 1.0)
     failed.num_preemptions += 1
-    bench.restores.look_again(failed)
+    bench.restores.look_again(failed, 0.0)
     assert [message for message in bench.taken() if isinstance(message, FindStored)] == []
 
 
@@ -414,17 +415,57 @@ def test_one_that_is_given_up_gives_its_pages_back(bench: Bench) -> None:
 
 def test_pages_are_computed_where_that_is_quicker_until_the_disk_is_tried_again(bench: Bench) -> None:
     bench.prefills.observe(100, 1.0)
+    two, three = bench.looked(3), bench.looked(3)
     one, grant_id = bench.opened(3)
     # Three pages take a second, and computing them 0.12.
     bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 1.0)
     bench.cache.reset()
-    two, three = bench.looked(3), bench.looked(3)
     assert bench.restores.offer(two, 0, 2.0) is None
     assert not bench.restores.must_wait(two, 0, 2.0)
     assert bench.restores.num_dearer == 1
     assert entered(two, 0) == [("dearer", 3), ("evicted", 2)]
-    assert bench.restores.offer(three, 0, AGAIN_S) is not None, "what made it slow may be over"
-    assert one.offer is None
+    four = bench.sequence()
+    bench.restores.look(four, 3.0)
+    assert not any(isinstance(one, FindStored) for one in bench.taken(3.0)), "whatever the disk has of it"
+    assert not bench.restores.must_wait(four, 0, 3.0)
+    assert entered(four, 0) == [("dearer", 5)]
+    assert bench.restores.num_dearer == 2
+    bench.restores.look(four, AGAIN_S)
+    assert [type(message) for message in bench.taken(AGAIN_S)] == [FindStored]
+    trial = bench.restores.offer(three, 0, AGAIN_S)
+    assert trial is not None, "what made it slow may be over"
+    assert (len(trial.slots), one.offer) == (1, None), "who asks does not wait for all of them"
+
+
+@pytest.mark.parametrize(("took_s", "is_read"), [(0.01, True), (0.09, False), (TRIAL_TIMEOUT_S, False)])
+def test_a_trial_says_what_the_disk_is_now(bench: Bench, took_s: float, *, is_read: bool) -> None:
+    bench.prefills.observe(100, 1.0)
+    _, grant_id = bench.opened(3)
+    bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 3.0)
+    bench.cache.reset()
+    _, grant_id = bench.opened(3, AGAIN_S)
+    assert bench.deadlines.at((EXPIRE, grant_id)) == AGAIN_S + TRIAL_TIMEOUT_S
+    if took_s < TRIAL_TIMEOUT_S:
+        bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=1, complete=True), AGAIN_S + took_s)
+    else:
+        bench.restores.on_expired(grant_id, AGAIN_S + took_s)
+    bench.cache.reset()
+    bench.restores.look(bench.sequence(), AGAIN_S + 1.0)
+    assert any(isinstance(one, FindStored) for one in bench.taken(AGAIN_S + 1.0)) == is_read
+
+
+def test_a_page_is_computed_while_nobody_knows_how_long_that_takes(bench: Bench) -> None:
+    _, grant_id = bench.opened(3)
+    bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 1.0)
+    bench.cache.reset()
+    offer = bench.restores.offer(bench.looked(3), 0, 2.0)
+    assert offer is not None
+    assert len(offer.slots) == 2
+    assert bench.restores.offer(bench.looked(1), 0, 2.0) is None
+    bench.prefills.observe(PAGE, 1.0)
+    offer = bench.restores.offer(bench.looked(3), 0, 2.0)
+    assert offer is not None
+    assert len(offer.slots) == 3
 
 
 def test_a_disk_that_is_quick_is_read(bench: Bench) -> None:
