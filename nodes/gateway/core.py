@@ -144,8 +144,7 @@ class GatewayCore:
             case Opened():
                 self._on_opened(event, now)
             case SubmitAccepted():
-                for attempt in event.held:
-                    self._on_accepted(attempt, event, now)
+                self._on_accepted(event, now)
             case SubmitFailed():
                 self._on_submit_failed(event, now)
             case RouteChosen() | RouteFailed():
@@ -295,7 +294,11 @@ class GatewayCore:
         self._arm(state)
         self._commands.append(Accepted(state.opened.request_id))
 
-    def _on_accepted(self, held: AttemptRef, event: SubmitAccepted, now: float) -> None:
+    def _on_accepted(self, event: SubmitAccepted, now: float) -> None:
+        for held in event.held:
+            self._is_held(held, event, now)
+
+    def _is_held(self, held: AttemptRef, event: SubmitAccepted, now: float) -> None:
         state = self.requests.get(held.request_id)
         if state is None or state.attempt != held.attempt:
             # Ended or given up meanwhile; the cancel may have reached the scheduler before the attempt did.

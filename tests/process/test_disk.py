@@ -31,7 +31,7 @@ def complete(host, prompt):
     return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_was_stored_is_restored_after_a_restart(host, ranks):
     disk = host.base / "disk"
     disk.mkdir(0o700)

@@ -101,7 +101,13 @@ def test_groups_are_renewed_while_they_serve(ranks: ChaosMesh, alone: list[Answe
     assert restarted == {one for one in after.epochs if one.startswith("worker")}
 
 
-@pytest.mark.parametrize("options", [("--prefill-tp", "2"), ("--decode-tp", "2")], ids=["2 to 1", "1 to 2"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--prefill-tp", "2"), id="2 to 1"),
+        pytest.param(("--decode-tp", "2"), id="1 to 2", marks=pytest.mark.slow),
+    ],
+)
 def test_pages_move_between_groups_of_unequal_size(alone: list[Answer], options: tuple[str, ...]) -> None:
     with rank_mesh(*options) as mesh:
         answers, _ = ask(mesh, "unequal")

@@ -86,6 +86,7 @@ def test_a_group_gives_its_memory_back_and_the_other_one_serves(host):
     assert [host.ps()[one]["state"] for one in ("scheduler-mixed-0", "worker-mixed-0")] == ["ready", "ready"]
 
 
+@pytest.mark.slow
 def test_what_runs_waits_where_no_other_group_is_there(host):
     # From release to resume are three commands, which took longer than a request waits, 15 s, at a load of 12.
     # Echo, of which a wrong page shows: `tiny`, whose weights are dropped above, takes the cores from the commands.

@@ -34,6 +34,7 @@ def test_every_role_is_restarted_under_load(host):
     host.ends_well(mesh)
 
 
+@pytest.mark.slow
 def test_a_drained_group_stays_away_and_the_other_one_serves(host):
     host.up("--model", "echo?step_ms=5")
     group = ["scheduler-decode-0", "worker-decode-0"]

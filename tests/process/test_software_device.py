@@ -77,6 +77,7 @@ def test_prefill_and_decode_apart_give_the_text_of_one_process(
         assert not differences(answers_of(mixed, "mixed"), undisturbed)
 
 
+@pytest.mark.slow
 def test_pools_are_freed_and_weights_are_backed_up(apart: ChaosMesh, undisturbed: list[Answer], device: Path) -> None:
     at = sum(answer.num_events for answer in undisturbed) // 3
     pids = {name: one["pid"] for name, one in apart.host.ps().items() if one["role"] == "worker"}

@@ -50,6 +50,7 @@ def test_kill_9_under_load_does_not_show_in_the_text(
         assert restarted == {"worker-decode-0", "worker-decode-0.1"}, "its group, and nobody else"
 
 
+@pytest.mark.slow
 def test_the_death_of_the_agent_takes_the_pages_of_all_ranks_and_no_request(
     ranks: ChaosMesh, undisturbed: list[Answer], memory: Path
 ) -> None:

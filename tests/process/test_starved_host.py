@@ -29,6 +29,7 @@ def hogs():
             hog.wait()
 
 
+@pytest.mark.slow
 def test_nobody_is_killed_for_waiting_for_a_core(host):
     mesh = host.up(*MESH)
     with hogs():

@@ -15,7 +15,7 @@ PROGRAM = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); 
 MESHCTL = (sys.executable, "-P", "-c", PROGRAM)
 
 
-@pytest.mark.parametrize(("model", "fork"), [("echo", "true"), ("tiny", "false")])
+@pytest.mark.parametrize(("model", "fork"), [("echo", "true"), pytest.param("tiny", "false", marks=pytest.mark.slow)])
 def test_files_of_the_working_directory_are_not_imported(host, tmp_path, monkeypatch, model, fork):
     for name in MODULES:
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name}.py of the working directory was imported')")

@@ -11,9 +11,9 @@ import pytest
 from tests.simulation import hosts
 from tests.simulation.scenario import run_seed
 
-NUM_SEEDS = 120
+NUM_SEEDS = 80
 """Half a second of a core each, a quarter of them over hosts. The rarest of FAULTS, the death of a tokenizer, occurs
-four times in them; every planted bug has seeds of its own too, and `make test-all` runs the rest.
+thrice in them; every planted bug has seeds of its own too, and `make test-all` runs the rest.
 """
 NUM_SEEDS_OF_ALL = 10_000
 LIMIT_S = 3600

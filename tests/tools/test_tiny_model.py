@@ -207,6 +207,7 @@ class InterruptedPacker(Packer):
         return super().step()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_from_its_checkpoint_to_the_same_weights(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ def test_a_cache_is_the_same_after_its_scheduler_died(dead: Dead) -> None:
     before = {(key, tuple(prompt)): dead.cache.match(prompt, key) for prompt in prompts for key in ("", "salt")}
     rebuilt = dead.rebuild()
     for (key, prompt), match in before.items():
-        assert rebuilt.cache.match(prompt, key) == match
+        assert rebuilt.cache.match(prompt, key)[:2] == match[:2], "the same pages, in nodes of another tree"
     assert rebuilt.cache.num_available() == NUM_PAGES - 1
     assert (len(rebuilt.recovered), rebuilt.quarantined, rebuilt.num_torn) == (0, [], 0)
     events = rebuilt.cache.events.drain()

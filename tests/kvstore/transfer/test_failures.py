@@ -17,7 +17,7 @@ _FAILS = re.compile(
     r"(?:TransferError|SourceRefused|Revoked|CopyEnded|PairUnmade|\b_?fail)\(\s*(?:copy_id, |command\.copy\.copy_id, )?"
     r'"([a-z_]+)"'
 )
-_NOT_OF_TRANSFERS = {"not_ready", "no_store", "store_not_flushed"}
+_NOT_OF_TRANSFERS = {"not_ready", "no_store", "store_not_flushed", "store_not_open"}
 """Answers to asks, not ends of a transfer."""
 
 
