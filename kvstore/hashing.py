@@ -87,3 +87,8 @@ def chain_packed(parent: bytes, packed_tokens: bytes, page_size: int) -> list[by
         parent = digest.digest()
         hashes.append(parent)
     return hashes
+
+
+def split_hashes(joined: bytes) -> list[bytes]:
+    """Hashes that came one after the other, of 16 bytes each; what is left over of one names no page."""
+    return [joined[end - HASH_BYTES : end] for end in range(HASH_BYTES, len(joined) + 1, HASH_BYTES)]

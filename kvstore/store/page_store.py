@@ -52,7 +52,7 @@ _COUNTED: Final = {WRITE_FAILED: "write failed", CHANGED: "changed meanwhile", F
 _LOADED_AT_ONCE: Final = 1 << 15
 """Heads read and checked in one pass: 2 MiB, so that what is computed stays in the processor's cache."""
 _LISTED_SLOTS: Final = 4096
-"""Looked at for one answer of `listed`: 64 KiB of hashes, which a scheduler passes on in 0.1 ms."""
+"""Looked at for one answer of `listed`: 64 KiB of hashes at most, far below what a message may have."""
 _LISTED_PAGES: Final = 262_144
 """In all answers together: as many as a tokenizer remembers of a scheduler, and half of what is kept for followers that
 miss publications (8 MiB)."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 import msgspec
 
 from kvstore.errors import StoreError, TransferError
-from kvstore.hashing import HASH_BYTES
+from kvstore.hashing import HASH_BYTES, split_hashes
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import (
     NOT_OPEN,
@@ -157,8 +157,7 @@ class DiskStores:
 
     def on_find(self, call: Call, message: FindStored) -> None:
         """Answer what is there: what is not known to be is a miss. A disk is known at once."""
-        if message.group not in self._groups:
-            call.fail("unknown_group", f"{self._owner.ctx.address.actor_id} has no pool of group {message.group!r}")
+        if self._is_unknown(call, message.group):
             return
         identity = self._identity(message.group, message.numerics)
         opened = self._opened.get(identity)
@@ -173,12 +172,7 @@ class DiskStores:
             for theirs, other in self._opened.items()
             if theirs != identity and msgspec.structs.replace(theirs, numerics="") == alike
         ]
-        # What is left over of a hash names no page.
-        ends = [range(HASH_BYTES, len(prompt.hashes) + 1, HASH_BYTES) for prompt in message.prompts]
-        wanted = [
-            [prompt.hashes[end - HASH_BYTES : end] for end in some]
-            for prompt, some in zip(message.prompts, ends, strict=True)
-        ]
+        wanted = [split_hashes(prompt.hashes) for prompt in message.prompts]
 
         def answer(stored: "list[Stored]") -> None:
             found = [
@@ -200,8 +194,7 @@ class DiskStores:
 
     def on_list_pages(self, call: Call, message: ListStoredPages) -> None:
         """Answer with a part of what is there, of which the asker tells those who route."""
-        if message.group not in self._groups:
-            call.fail("unknown_group", f"{self._owner.ctx.address.actor_id} has no pool of group {message.group!r}")
+        if self._is_unknown(call, message.group):
             return
         identity = self._identity(message.group, message.numerics)
         opened = self._opened.get(identity)
@@ -242,8 +235,7 @@ class DiskStores:
         self._owner.ctx.spawn(self._flush(call, meant), name="flush stores")
 
     def on_open(self, call: Call, message: OpenStore) -> None:
-        if message.group not in self._groups:
-            call.fail("unknown_group", f"{self._owner.ctx.address.actor_id} has no pool of group {message.group!r}")
+        if self._is_unknown(call, message.group):
             return
         self._owner.ctx.spawn(self._answer(call, message), name=f"open store of {message.group}")
 
@@ -422,6 +414,13 @@ class DiskStores:
             call.fail(opened.code, opened.message)
         else:
             call.reply(StoreOpened(group=message.group, num_pages=opened.store.num_slots))
+
+    def _is_unknown(self, call: Call, group: str) -> bool:
+        """Whether there is no pool of that group here, which is then the answer."""
+        if group in self._groups:
+            return False
+        call.fail("unknown_group", f"{self._owner.ctx.address.actor_id} has no pool of group {group!r}")
+        return True
 
     def _open_again(self, identity: StoreIdentity) -> None:
         """This agent has just replaced another one. What is wrong now was not when the scheduler started."""

@@ -5,7 +5,7 @@ Pure; used by `nodes/tokenizer/routing.py`.
 
 from collections.abc import Iterable
 
-from kvstore.hashing import HASH_BYTES
+from kvstore.hashing import split_hashes
 from kvstore.protocol import CacheEvent, PageRemoved, PagesOnDisk, PageStored
 
 
@@ -48,9 +48,7 @@ class CacheIndex:
                     if event.on_disk:
                         self._keep_on_disk(page_hash)
             elif isinstance(event, PagesOnDisk):
-                # What is left over of a hash names no page.
-                for end in range(HASH_BYTES, len(event.hashes) + 1, HASH_BYTES):
-                    page_hash = event.hashes[end - HASH_BYTES : end]
+                for page_hash in split_hashes(event.hashes):
                     # What is cached goes to the disk's when it leaves the cache, if it is to be looked for there.
                     if page_hash not in hashes:
                         self._keep_on_disk(page_hash)

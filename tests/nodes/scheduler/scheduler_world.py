@@ -17,7 +17,16 @@ import numpy as np
 
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.layout import KVLayout
-from kvstore.protocol import AnnouncePages, CloseGrant, OpenGrants, PoolHandle, TransferFailed, TransferNews
+from kvstore.protocol import (
+    AnnouncePages,
+    CloseGrant,
+    ListStoredPages,
+    OpenGrants,
+    PoolHandle,
+    StoredPagesListed,
+    TransferFailed,
+    TransferNews,
+)
 from kvstore.transfer.session import CopyEnded
 from mesh.address import Address
 from nodes.asks import ASK_NAMES, RowEdits, asked
@@ -235,6 +244,9 @@ class Agent:
                 self.event(agent_events.OpenAsked(packet.ask_id, packet.sender, packet.message))
             case CloseGrant():
                 self.event(agent_events.CloseAsked(packet.ask_id, packet.sender, packet.message))
+            case ListStoredPages():
+                # Its disk is empty.
+                self.world.reply(self.calls.pop(packet.ask_id), StoredPagesListed(hashes=b""))
             case AnnouncePages():
                 for ready in packet.message.announced:
                     self.event(agent_events.PagesAnnounced(packet.sender, ready))

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from kvstore.hashing import chain_hashes, page_hash, root_hash
-from kvstore.protocol import StorePages
+from kvstore.protocol import ListStoredPages, StorePages
 from nodes.protocol import Adopted
-from nodes.scheduler.events import MembersChanged
+from nodes.scheduler.events import FollowerReset, MembersChanged
 from nodes.scheduler.storing import PagesToStore
 from tests.nodes.scheduler.scheduler_world import PAGE, Worker, World, prompt
 from tests.simulation.planting import around, nothing
@@ -35,6 +35,18 @@ class Taught(World):
 
     def hashes(self, group: str = "") -> list[bytes]:
         return [one for name, message in self.kept for one in message.hashes if not group or name == group]
+
+
+class Listed(World):
+    """Notes how often agents are asked what they have on disk."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.num_listed = 0
+        super().__init__(**settings)
+
+    def put(self, sender: str, receiver: str, message: Any, **more: Any) -> None:
+        self.num_listed += isinstance(message, ListStoredPages)
+        super().put(sender, receiver, message, **more)
 
 
 def taught(stores: str = "write_through", **settings: Any) -> Taught:
@@ -131,6 +143,24 @@ def members(world: World, **numerics: str) -> None:
     ready = {name: peer._replace(numerics=numerics.get(name, peer.numerics)) for name, peer in world.ready().items()}
     for name in world.cores:
         world.event(name, MembersChanged(ready))
+
+
+def test_the_disk_is_listed_when_a_worker_computes_otherwise_and_when_the_cache_is_stated_anew() -> None:
+    world = Listed(num_pages={}, stores="write_through")
+    world.add("m", 60)
+    worker = world.workers["w-m"] = Unlike(world.memories["m"])
+    world.perform(world.cores["m"], world.cores["m"].start(world.now))
+    members(world, m="one")
+    world.settle()
+    assert world.num_listed == 1
+    world.event("m", FollowerReset("load"))
+    assert world.num_listed == 1, "each load report is complete by itself"
+    world.event("m", FollowerReset("kv_events"))
+    assert world.num_listed == 2
+    worker.numerics = "two"
+    world.restart_worker("m")
+    world.settle()
+    assert world.num_listed == 3
 
 
 def test_where_pages_of_other_numerics_may_come_from_nothing_is_told() -> None:
