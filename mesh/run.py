@@ -23,8 +23,8 @@ import uvloop
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint
 from mesh.options import SystemOptions
+from mesh.runtime.interruption import Interruption
 from mesh.runtime.plain_structlog import structlog
-from mesh.runtime.process_usage import process_usage
 from mesh.runtime.run_directory import RunDirectory
 from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.runtime.trace_ring import TRACE, map_ring
@@ -84,7 +84,7 @@ def run_actor(
     listen = listen or ZeroMQOptions.of_host(run_directory)
     given = options or SystemOptions()
     filled = replace(
-        given, supervisor=supervisor, usage=process_usage, mesh=run_directory.mesh, vet_host=listen.vet_host,
+        given, supervisor=supervisor, usage=Interruption().usage, mesh=run_directory.mesh, vet_host=listen.vet_host,
         host=given.host or run_directory.host_name(), spec=host.spec if host is not None else {},
     )  # fmt: skip
     process = _Process(actor, address, listen, drain_timeout_s)
