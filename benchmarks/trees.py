@@ -9,7 +9,10 @@ import argparse
 import asyncio
 import shlex
 import statistics
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,6 +97,20 @@ async def measure(before: Side, after: Side, args: argparse.Namespace) -> None:
         print(f"        by role, us for a token: {', '.join(shown)}", flush=True)
 
 
+@contextmanager
+def computing(number: int) -> Generator[None]:
+    """So many processes that compute meanwhile, as on a machine that others use, too."""
+    # In a session of their own: the kernel shares cores among sessions first, and theirs are not the client's.
+    hog = [sys.executable, "-c", "while True: pass"]
+    hogs = [subprocess.Popen(hog, start_new_session=True) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in hogs:
+            process.kill()
+            process.wait()
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -104,9 +121,10 @@ def main() -> None:
     parser.add_argument("--waves", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--options", default="", help="more options of this checkout's mesh, for `.` beside itself")
+    parser.add_argument("--hogs", type=int, default=0, help="processes that compute beside both meshes")
     args = parser.parse_args()
     tree = args.before.resolve()
-    with mesh(*MESH, tree=tree) as one, mesh(*MESH, *shlex.split(args.options)) as other:
+    with mesh(*MESH, tree=tree) as one, mesh(*MESH, *shlex.split(args.options)) as other, computing(args.hogs):
         asyncio.run(measure(Side(*one, tree), Side(*other), args))
 
 
