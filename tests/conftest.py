@@ -55,9 +55,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, object]:
-    """Of two workers one collects backwards: what one has compiled the other loads, from the middle on.
+    """One worker collects backwards: what it has compiled the others load, from the middle on.
 
-    In the same order both compile everything, of the suite and of what it imports, which took 12 s of a core.
+    In the same order each compiles everything, of the suite and of what it imports, which took 12 s of a core.
     """
     report = yield
     if WORKER == "gw1" and isinstance(collector, pytest.Directory):
