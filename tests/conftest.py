@@ -26,6 +26,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("kvmesh", deadline=None, max_examples=80, stateful_step_count=40)
 settings.load_profile("kvmesh")
 
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -51,11 +53,25 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return found
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, object]:
+    """One worker collects backwards: what it has compiled the others load, from the middle on.
+
+    In the same order each compiles everything, of the suite and of what it imports, which took 12 s of a core.
+    """
+    report = yield
+    if WORKER == "gw1" and isinstance(collector, pytest.Directory):
+        report.result.reverse()
+    return report
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Simulations first: one file of them is a tenth of everything, and at the end one of two workers waited for it.
 
     Nor do they mind, on virtual time, what else runs on this machine when CI begins.
     """
+    if WORKER:
+        items.sort(key=lambda item: item.path)
     items.sort(key=lambda item: not item.nodeid.startswith("tests/simulation/"))
 
 

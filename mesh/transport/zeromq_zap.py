@@ -66,7 +66,7 @@ class Door:
             self._socket.send((*answer, b"500", b"not understood", b"", b""))
             return
         _, address, _, mechanism, *credentials = fields
-        user = LOCAL if mechanism == b"NULL" else self.guard.user_of(z85.encode(credentials[0]).decode())
+        user = LOCAL if mechanism == b"NULL" else self._user_of(z85.encode(credentials[0]).decode())
         if user is not None:
             self._socket.send((*answer, b"200", b"", user, b""))
             return
@@ -79,8 +79,19 @@ class Door:
             ),
         )
 
+    def _user_of(self, key: str) -> bytes | None:
+        user = self.guard.user_of(key)
+        if user is None:
+            # It may have been added since the last look: a script starts a host right after `meshctl keys add`.
+            self._look()
+            user = self.guard.user_of(key)
+        return user
+
     def _poll(self) -> None:
         self._timer = self._loop.call_later(POLL_S, self._poll)
+        self._look()
+
+    def _look(self) -> None:
         if self.guard.is_changed():
             self._changed()
 

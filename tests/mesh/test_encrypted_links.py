@@ -168,6 +168,20 @@ async def test_a_key_that_is_revoked_ends_its_connections_at_once(world):
     assert (await world.y.actor.ctx.ask("x.head", HI, timeout_s=5)).message == HI
 
 
+async def test_a_key_that_was_added_is_known_at_once(world):
+    """And not only after the next look: a script starts a host right after `meshctl keys add`."""
+    late, there = HostKey.new("e"), world.registry.describe().endpoint
+    listen = ZeroMQOptions(bind=ATTACKER, keys=world.ring(late))
+    bootstrap = StaticBootstrap(world.registry.address, Endpoint(there.control, there.data))
+    options = replace(QUICK, host="e", join_timeout_s=0.3)
+    system = ActorSystem(Recorder(), Address("z.e", 1), ZeroMQTransport(listen), bootstrap, options)
+    world.key_directory("head").write_allowed(allow(*world.pairs.values(), late, version=2))
+    await system.start()
+    await until(lambda: world.registry.actor.core.knows(system.address))
+    assert world.refused()["unknown_key"] == 0
+    await system.stop()
+
+
 async def test_who_listens_has_to_have_the_key_of_its_host(world):
     """Somebody else at the address of the head's actor is not spoken to."""
     thief = ZeroMQTransport(world.by_tcp(HostKey.new("head")))

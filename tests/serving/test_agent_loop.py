@@ -7,19 +7,19 @@ from typing import Any
 import openai
 import pytest
 
+from tests.serving.conftest import APART
 from tools.tiny_model.agent_loop import held_out_loops, run_loops, sent_messages
 from tools.tiny_model.conversation import Call, Example, answer_of
 
 pytestmark = [pytest.mark.process, pytest.mark.clients]
 
-DISAGGREGATED = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
 AT_ONCE = 8
 """As many as a batch of the worker: more only wait."""
 
 
 @pytest.fixture
 def client(mesh_of: Any) -> Iterator[openai.OpenAI]:
-    url = mesh_of(*DISAGGREGATED).url + "/v1"
+    url = mesh_of(*APART).url + "/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
         yield client
 

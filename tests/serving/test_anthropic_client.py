@@ -10,9 +10,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.serving.conftest import MeshOf, RunningMesh
+from tests.serving.conftest import APART, MeshOf, RunningMesh
 
-APART = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
 # Of bytes, so that loops are long in tokens; what it says does not matter to them.
 ECHO = (
     "--model", "echo", "--mixed", "1", "--context-length", "32768",

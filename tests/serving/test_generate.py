@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.serving.conftest import APART
+
 pytestmark = pytest.mark.process
 
 PROMPTS = ["Bob has 7 green pears.", "Ann has 3 red apples."]
@@ -16,7 +18,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 @pytest.fixture
 def mesh(mesh_of: Any) -> Any:
-    return mesh_of("--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
+    return mesh_of(*APART)
 
 
 def post(mesh: Any, path: str = "/generate", **body: Any) -> Any:

@@ -11,17 +11,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.serving.conftest import APART, MIXED
+
 TINY = Path(__file__).parents[2] / "nodes" / "bundled" / "tiny"
 
 pytestmark = [pytest.mark.process, pytest.mark.clients]
 
-DISAGGREGATED = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
-MIXED = ("--model", "tiny", "--mixed", "1")
 MESSAGES: Any = [{"role": "user", "content": "What color is the sky?"}]
 TOP = 5
 
 
-@pytest.fixture(params=[DISAGGREGATED, MIXED], ids=["disaggregated", "mixed"])
+@pytest.fixture(params=[APART, MIXED], ids=["disaggregated", "mixed"])
 def mesh(request: pytest.FixtureRequest, mesh_of: Any) -> Any:
     return mesh_of(*request.param)
 

@@ -8,15 +8,14 @@ from typing import Any
 import openai
 import pytest
 
+from tests.serving.conftest import APART, MIXED
+
 SAMPLES = Path(__file__).parents[2] / "nodes" / "bundled" / "tiny" / "samples.json"
 
 pytestmark = [pytest.mark.process, pytest.mark.clients]
 
-DISAGGREGATED = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
-MIXED = ("--model", "tiny", "--mixed", "1")
 
-
-@pytest.fixture(params=[DISAGGREGATED, MIXED], ids=["disaggregated", "mixed"])
+@pytest.fixture(params=[APART, MIXED], ids=["disaggregated", "mixed"])
 def client(request: pytest.FixtureRequest, mesh_of: Any) -> Iterator[openai.OpenAI]:
     url = mesh_of(*request.param).url + "/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:

@@ -19,12 +19,11 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.nodes.gateway.messages.anthropic_events import events_of, message_of
-from tests.serving.conftest import MeshOf, RunningMesh
+from tests.serving.conftest import APART, MeshOf, RunningMesh
 
 pytestmark = [pytest.mark.process, pytest.mark.clients]
 
 RECORDED = Path(__file__).parent / "recorded"
-APART = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
 PAGE = 16
 """Tokens that are cached together; a last page that is not full is not."""
 PROMPT_TOO_LONG = re.compile(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", re.IGNORECASE)

@@ -18,13 +18,12 @@ from nodes.gateway.surfaces.responses.translation import read, translate
 from tests.nodes.gateway.messages.anthropic_events import events_of as messages_events_of
 from tests.nodes.gateway.messages.anthropic_events import message_of
 from tests.nodes.gateway.surfaces.openai_events import events_of
-from tests.serving.conftest import MeshOf, RunningMesh
+from tests.serving.conftest import APART, MeshOf, RunningMesh
 
 pytestmark = [pytest.mark.process, pytest.mark.clients]
 
 RECORDED = Path(__file__).parent / "recorded"
 NAMES = sorted(path.relative_to(RECORDED).with_suffix("").as_posix() for path in RECORDED.glob("*/*.json"))
-APART = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
 RESULT = "one two"
 NUM_SEEDS = 20
 """The toy may write on and on; of so many texts one has an end."""

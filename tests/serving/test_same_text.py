@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.serving.conftest import APART, MIXED
+
 pytestmark = pytest.mark.process
 
-MIXED = ("--model", "tiny", "--mixed", "1")
-DISAGGREGATED = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
-SMALL_CHUNKS = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0", "--chunk", "16")
+SMALL_CHUNKS = (*APART, "--chunk", "16")
 
 LONG = "Bob has 7 green pears. Ann has 3 red apples. The sky is blue and the grass is green. " * 4
 PROMPTS = [f"{number} {LONG[: 40 + 35 * number]}" for number in range(16)]
@@ -44,7 +44,7 @@ def test_topology_chunks_cache_and_company_do_not_show(mesh_of: Any) -> None:
     alone = [draw(mixed, number) for number in range(len(PROMPTS))]
     assert len(set(alone)) > len(PROMPTS) // 2, "texts that are all alike prove nothing"
     assert in_a_crowd(mixed) == alone, "cached, and sixteen at a time"
-    apart = mesh_of(*DISAGGREGATED)
+    apart = mesh_of(*APART)
     assert in_a_crowd(apart) == alone, "prefill and decode apart"
     assert in_a_crowd(apart) == alone, "apart and cached"
     apart.pages_moved(len(PROMPTS))

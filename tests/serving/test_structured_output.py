@@ -13,11 +13,10 @@ import openai
 import pydantic
 import pytest
 
-from tests.serving.conftest import RunningMesh
+from tests.serving.conftest import APART, RunningMesh
 
 pytestmark = [pytest.mark.process, pytest.mark.clients]
 
-APART = ("--model", "tiny", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
 CHAT: Any = [{"role": "user", "content": "Who has pears?"}]
 NAMED = "response_format.json_schema.schema"
 

@@ -189,7 +189,7 @@ RELEASES = {
     "who let go is not asked to take up":
         bug(3, (MemoryCore, "_pending", lambda of, self, group: of(self, group) if group.desired is not None else [])),
     "the next agent does not know the desired state":
-        bug(17, (actions, "_facts", lambda facts, ranks: facts(ranks)._replace(desired=None))),
+        bug(21, (actions, "_facts", lambda facts, ranks: facts(ranks)._replace(desired=None))),
     "a holder that died is waited for": bug(15, (MemoryCore, "_forget", nothing)),
     "a scheduler keeps what it is asked to give back":
         bug(0, (SchedulerActor, "_let_go", lambda _, self, call, order:

@@ -339,7 +339,7 @@ GATHERED_LONGER = (GatewayService, "_flush", _gather_for_longer)
 """Not a bug: attempts of different calls go together, which they seldom do in the simulation's sparse traffic."""
 
 SCENARIO = {
-    "unacknowledged steps are not sent again": bug(5, (Pipeline, "send_again", nothing)),
+    "unacknowledged steps are not sent again": bug(22, (Pipeline, "send_again", nothing)),
     "any result is taken for the oldest step": bug(13, (Pipeline, "on_result", _take_any_result)),
     "only the last result is kept": bug(13, (WorkerCore, "_keep", _keep_one_result)),
     "pages are given back under a step that writes them":
@@ -399,7 +399,7 @@ SCENARIO = {
     # Pages are given back, and cached, that another rank has yet to write in that step.
     "a step is over when its first rank is done":
         bug(22, (AdoptedRanks, "gather", lambda _, self, rank, result: result)),
-    "ranks go on without one that died": bug(22, (RankGroup, "_end", nothing)),
+    "ranks go on without one that died": bug(24, (RankGroup, "_end", nothing)),
     "a rank drops steps that another may have begun":
         bug(22, (RankCore, "handle", lambda _, *event: WorkerCore.handle(*event))),
     "min_tokens are counted from the attempt": bug(54, (Sequence, "from_submit", _count_from_the_attempt)),
@@ -407,11 +407,11 @@ SCENARIO = {
         bug(0, (Sequence, "opening", lambda opening, self:
             altered(opened := opening(self), token_ids=[1] * len(opened.token_ids)))),
     "the pool of one rank is made again alone":
-        bug(145, (taking, "take_group", lambda _, host, prefix, wanted, incarnation:
+        bug(15, (taking, "take_group", lambda _, host, prefix, wanted, incarnation:
             [take_pool(host, prefix + one.name, one, incarnation) for one in wanted])),
     "a device that fails poisons what it is given": bug(27, (isolation, "_check_device", nothing)),
     "a batch that raises fails all its rows": bug(27, (isolation, "_row_by_row", _fail_all)),
-    "a step that hangs is waited for": bug(36, (StepWatch, "begun", nothing)),
+    "a step that hangs is waited for": bug(3, (StepWatch, "begun", nothing)),
     # If late output were taken it would be the same text: only attempts that go on computing show that it is dropped.
     "output of older attempts is not answered": bug(24, ZOMBIES_GO_ON),
     "what an answer does not name is taken for done":
@@ -420,7 +420,7 @@ SCENARIO = {
         bug(15, GATHERED_LONGER, (RpcHandlers, "_on_submits", _refuse_together)),
     # Each rule of the table has a guard behind it: alone, some of these would fail unseen.
     "sequences are not opened again after an adoption": bug(26, NOT_OPENED_AGAIN),
-    "a step that does not match is run": bug(7, NOT_OPENED_AGAIN, (SequenceTable, "apply", _run_all_the_same)),
+    "a step that does not match is run": bug(26, NOT_OPENED_AGAIN, (SequenceTable, "apply", _run_all_the_same)),
     "pages are appended, not placed": bug(13, (SequenceTable, "apply", _append_pages)),
 }  # fmt: skip
 

@@ -48,27 +48,27 @@ _DIED = ["died: worker", "died: scheduler", "died: kv", "died: registry", "dropp
 SUITES = {
     "scenario": Suite(scenario.run_seed, SCENARIO | ASKING, 30),
     "hosts": Suite(hosts.run_seed, HOSTS, 50),
-    "keys": Suite(keys.run_seed, KEYS, 30, 5, {"list": 5, "joined": 1}, 125),
-    "releases": Suite(releases.run_seed, RELEASES, 18, 10, dict.fromkeys(_DIED, 1), 1500),
-    "drains": Suite(drains.run_seed, DRAINS, 24, 16, dict.fromkeys(["drained", "told", "renewed"], 3)),
-    "returns": Suite(returns.run_seed, RETURNS, 20, 12, dict.fromkeys(["remade", "behind", "refused"], 3)),
+    "keys": Suite(keys.run_seed, KEYS, 30, 3, {"list": 5, "joined": 1}, 125),
+    "releases": Suite(releases.run_seed, RELEASES, 18, 8, dict.fromkeys(_DIED, 1), 1500),
+    "drains": Suite(drains.run_seed, DRAINS, 24, 13, dict.fromkeys(["drained", "told", "renewed"], 3), 100),
+    "returns": Suite(returns.run_seed, RETURNS, 20, 8, dict.fromkeys(["remade", "behind", "refused"], 3), 100),
     # Hearsay without a proof is not reported: for actors that were started by hand there is none.
     "strangers": Suite(
         strangers.run_seed, STRANGERS, 10, 4,
         {attack.__name__: 1 for attack in strangers.ATTACKS} | {"refused": 30},
     ),
-    "prompts": Suite(prompts.run_seed, PROMPTS, 20, 12, {"died: worker": 1, "died: scheduler": 1, "dropped": 1}),
+    "prompts": Suite(prompts.run_seed, PROMPTS, 20, 7, {"died: worker": 1, "died: scheduler": 1, "dropped": 1}, 100),
     "vectors": Suite(
-        vectors.run_seed, vectors.VECTORS, 20, 12, {"died: worker": 1, "died: scheduler": 1, "dropped": 1}, 1000
+        vectors.run_seed, vectors.VECTORS, 20, 8, {"died: worker": 1, "died: scheduler": 1, "dropped": 1}, 1000
     ),
     "disks": Suite(
         disks.run_seed, DISKS, 20, 8,
         {"pages stored": 100, "pages restored": 60, "restores failed": 3, "died in a restore": 3, "died: kv": 1}, 500,
     ),
     "plans": Suite(
-        plans.run_seed, plans.PLANS, 20, 8, {"plans": 50, "steps in plans": 300, "died: worker": 1, "dropped": 1}, 500
+        plans.run_seed, plans.PLANS, 20, 6, {"plans": 50, "steps in plans": 300, "died: worker": 1, "dropped": 1}, 500
     ),
-    "moves": Suite(moves.run_seed, MOVES, 30, 12, {"moved": 20, "killed": 6, "both": 2, "unequal": 1}, 1000),
+    "moves": Suite(moves.run_seed, MOVES, 30, 9, {"moved": 20, "killed": 6, "both": 2, "unequal": 1}, 1000),
     "leases": Suite(leases.run_seed, LEASES, 20, 8, {"hung: supervisor": 5, "died: registry": 5, "dropped": 100}, 500),
-    "tables": Suite(tables.run_seed, TABLES, 40, 12, {"scheduler": 7}),
+    "tables": Suite(tables.run_seed, TABLES, 40, 8, {"scheduler": 7}, 100),
 }  # fmt: skip

@@ -82,7 +82,7 @@ VECTORS: dict[str, Bug] = {
     "a vector ends its request twice": bug(0, (GatewayCore, "_on_pooled", _end_again)),
     "a request for a vector is decoded": bug(0, (Sequence, "from_submit", _decode_it)),
     "states are pooled from behind what is cached":
-        bug(0, (Sequence, "reusable_ids", property(lambda self: self.token_ids))),
-    "later attempts want tokens": bug(0, (RequestState, "submit", _tokens_later)),
+        bug(8, (Sequence, "reusable_ids", property(lambda self: self.token_ids))),
+    "later attempts want tokens": bug(25, (RequestState, "submit", _tokens_later)),
     "a vector is told once": bug(61, (Streams, "tell_vector", _once)),
 }  # fmt: skip
