@@ -56,6 +56,7 @@ def test_a_slow_instruction_for_pairs_is_not_chosen() -> None:
     assert builds_for(zen3) == ["avx2"]
     assert builds_for(zen4) == ["avx512_bf16", "avx512", "avx2"]
     assert builds_for(zen4 | {"amx_bf16", "amx_tile"}) == ["avx512", "avx2", "avx512_bf16"]
+    assert builds_for(zen4 | {"avx512_fp16"}) == ["avx512", "avx2", "avx512_bf16"], "tiles that a hypervisor hides"
 
 
 def test_without_a_build_torch_computes_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
