@@ -41,6 +41,8 @@ def test_of_both_the_oldest_are_forgotten() -> None:
     assert [name in known for name in (b"a", b"b", b"c")] == [False, True, True]
     known.apply([removed(b"x", b"y", b"b", on_disk=True)])
     assert [name in known for name in (b"x", b"y", b"b", b"c")] == [False, True, True, True]
+    large = index(*(bytes([1, *number.to_bytes(2)]) for number in range(641)), max_pages=640)
+    assert len(large) == 630, "more than must, since to find the oldest takes time"
 
 
 def test_what_is_not_known_any_more_may_be_on_the_disk_all_the_same() -> None:
