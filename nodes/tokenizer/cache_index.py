@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from kvstore.hashing import split_hashes
-from kvstore.protocol import CacheEvent, PageRemoved, PagesOnDisk, PageStored
+from kvstore.protocol import CacheEvent, PageRemoved, PagesOnDisk, PagesStored
 
 
 class CacheIndex:
@@ -34,9 +34,10 @@ class CacheIndex:
         """Changes in the order in which the scheduler made them."""
         hashes, on_disk = self._hashes, self._on_disk
         for event in events:
-            if isinstance(event, PageStored):
-                on_disk.pop(event.page_hash, None)
-                self._keep(hashes, [event.page_hash])
+            if isinstance(event, PagesStored):
+                for page_hash in event.page_hashes:
+                    on_disk.pop(page_hash, None)
+                self._keep(hashes, event.page_hashes)
             elif isinstance(event, PageRemoved):
                 for page_hash in event.page_hashes:
                     hashes.pop(page_hash, None)
