@@ -1,6 +1,6 @@
-"""Times the bookkeeping of one step: its way through scheduler and worker, page table, prefix cache. No I/O.
+"""Times the bookkeeping of one step: its way through scheduler and worker, page table, prefix cache, its news. No I/O.
 
-Each figure is printed with its floor: the codec alone, a copy of the entry's bytes, packing the same tokens.
+Figures are printed with a floor: the codec alone, a copy of the entry's bytes, packing the same tokens.
 
     python -m benchmarks.cores
 """
@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kvstore.cache.allocator import PageState
+from kvstore.cache.events import EventLog
 from kvstore.cache.page_table import PageEntry, PageTable
 from kvstore.cache.prefix_cache import PrefixCache
-from kvstore.hashing import pack_tokens
+from kvstore.hashing import chain_packed, pack_tokens, root_hash
 from nodes.protocol import Adopt, StepPlan
 from nodes.request import RequestSpec, Sampling
 from nodes.roles import NODE_CODEC
@@ -23,6 +24,7 @@ from nodes.scheduler.batch.step import Step
 from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.sequence import NO_STOP, Sequence
+from nodes.tokenizer.cache_index import CacheIndex
 from nodes.worker.core import AdoptArrived, RunStep, StepArrived, StepDone, WorkerCore
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import StepOutcome
@@ -148,6 +150,22 @@ def prefix_match() -> tuple[float, float]:
     return micros(lambda: cache.match(prompt), 100), micros(lambda: pack_tokens(prompt), 100)
 
 
+def cache_news(num_pages: int, rounds: int = 400) -> tuple[float, int]:
+    """Microseconds until a tokenizer knows of a prompt's pages: logged, encoded, decoded, applied. Bytes of bodies."""
+    log, index, tokens = EventLog(list, "decode-0"), CacheIndex(1 << 20), pack_tokens(range(num_pages * PAGE_SIZE))
+    roots = [root_hash(str(number)) for number in range(rounds)]
+    prompts = iter([(chain_packed(root, tokens, PAGE_SIZE), root) for root in roots])
+    bodies: list[bytes] = []
+
+    def follow() -> None:
+        log.stored(tokens, *next(prompts), "")
+        bodies[:] = [NODE_CODEC.encode(message) for message in iter(log.drain_message, None)]
+        for body in bodies:
+            index.apply(NODE_CODEC.decode(body).events)
+
+    return micros(follow, rounds), sum(map(len, bodies))
+
+
 def main() -> None:
     """Prints one line per figure."""
     for num_rows in (1, 64, 256):
@@ -156,6 +174,9 @@ def main() -> None:
     print(f"page table entry: write {write:.2f} us, read {read:.2f} us; copy of its bytes {copy:.2f} us")
     match, packing = prefix_match()
     print(f"prefix match of {PROMPT_TOKENS} tokens: {match:.0f} us; packing its ids {packing:.0f} us")
+    for num_pages in (1, 7, 1000):
+        took, size = cache_news(num_pages)
+        print(f"cache news of {num_pages} pages: {took:.1f} us; {size} B")
 
 
 if __name__ == "__main__":

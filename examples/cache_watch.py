@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
+from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PagesStored
 from mesh.actor import Actor
 from mesh.address import Address
 from mesh.membership.view import Member
@@ -62,13 +62,13 @@ class CacheWatch(Actor):
                 pass
 
     @staticmethod
-    def _apply(held: set[bytes], events: Sequence[PageStored | PageRemoved | CacheCleared]) -> tuple[int, int]:
+    def _apply(held: set[bytes], events: Sequence[PagesStored | PageRemoved | CacheCleared]) -> tuple[int, int]:
         num_stored = num_removed = 0
         for event in events:
             match event:
-                case PageStored(page_hash=page):
-                    num_stored += page not in held
-                    held.add(page)
+                case PagesStored(page_hashes=pages):
+                    num_stored += len(set(pages) - held)
+                    held.update(pages)
                 case PageRemoved(page_hashes=pages):
                     num_removed += len(held & set(pages))
                     held.difference_update(pages)

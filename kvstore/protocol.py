@@ -5,8 +5,11 @@ everything that follows cache events. Page numbers are indices into one pool inc
 time by (pool incarnation, page, generation).
 """
 
-from typing import Final
+from typing import Annotated, Final
 
+from msgspec import Meta
+
+from kvstore.hashing import HASH_BYTES, TOKEN_BYTES
 from kvstore.layout import KVLayout
 from mesh.wire.message import Message, Part
 
@@ -347,21 +350,33 @@ class StorePages(Message, frozen=True):
     parents: list[bytes]
 
 
-class PageStored(Message, frozen=True):
-    """A full page entered the prefix cache of `group`."""
+PageHash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+
+
+class PagesStored(Message, frozen=True):
+    """Full pages entered the prefix cache of `group`, each the parent of the next; `parent_hash` is that of the first.
+
+    Hashes have 16 bytes, `tokens` are the ids of all of them as little-endian u32, as many for each page. Refused
+    unless there is a page and its tokens. `extra_key` is left out when a cache is stated anew.
+    """
 
     group: str
-    page_hash: bytes
-    parent_hash: bytes
-    token_ids: list[int]
+    page_hashes: list[PageHash]
+    parent_hash: PageHash
+    tokens: bytes
     extra_key: str = ""
+
+    def __post_init__(self) -> None:
+        # In a body, a ValueError here refuses it (`bad_body`).
+        if not (self.page_hashes and self.tokens) or len(self.tokens) % (TOKEN_BYTES * len(self.page_hashes)):
+            raise ValueError(f"{len(self.tokens)} bytes of tokens do not fill {len(self.page_hashes)} pages")
 
 
 class PageRemoved(Message, frozen=True):
     """Pages left the prefix cache of `group`. `on_disk`: the host's disk was told to keep them, and may have them."""
 
     group: str
-    page_hashes: list[bytes]
+    page_hashes: list[PageHash]
     on_disk: bool = False
 
 
@@ -385,7 +400,7 @@ class PagesOnDisk(Message, frozen=True):
     hashes: bytes
 
 
-CacheEvent = PageStored | PageRemoved | CacheCleared | PagesOnDisk
+CacheEvent = PagesStored | PageRemoved | CacheCleared | PagesOnDisk
 
 
 class CacheEvents(Message, frozen=True):

@@ -6,7 +6,7 @@ reported in `violations`; serving goes on.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvstore.cache.allocator import PageAllocator, PageState, Violation
@@ -14,9 +14,8 @@ from kvstore.cache.events import EventLog
 from kvstore.cache.page_table import EntryRun, PageEntry, PageTable, TableScan
 from kvstore.cache.radix_tree import Node, RadixTree, Removed
 from kvstore.errors import OwnershipError
-from kvstore.hashing import NO_HASH, TOKEN_BYTES, unpack_tokens
+from kvstore.hashing import NO_HASH, TOKEN_BYTES
 from kvstore.layout import PADDING_PAGE
-from kvstore.protocol import PageStored
 
 _MAX_VIOLATIONS: Final = 256
 """About 50 KB: each costs a page, so a pool that has seen so many is broken, and `num_violations` counts all."""
@@ -48,12 +47,11 @@ class BlockPool:
         self.epoch = epoch
         self.page_size = tree.page_size
         self.stride = tree.page_size * TOKEN_BYTES
-        self.log = EventLog(self._stored_pages, group)
+        self.log = EventLog(tree.runs, group)
         self.violations: deque[Violation] = deque(maxlen=_MAX_VIOLATIONS)
         self.num_violations = 0
         self.num_evicted_pages = 0
         self.on_published: FullPageTold | None = None
-        self._group = group
         num_pages = allocator.num_pages
         found = found or (table.scan() if table is not None else None)
         self._generations = found.generations() if found is not None else [0] * num_pages
@@ -114,18 +112,19 @@ class BlockPool:
         # Locked before the old lock is released: in between, the pages could be evicted.
         end = self.tree.lock(inserted.end)
         self.tree.unlock(node)
+        first = len(pages) - len(inserted.added)
         if len(self.move(self.allocator.cache, inserted.added)) < len(inserted.added):
             # A page in doubt must not be found by another prompt.
             self.clear_tree()
+            first = len(pages)
         # Those that the tree took are CACHED now; duplicates are still RUNNING, and pages in doubt QUARANTINED.
         states = self.allocator.states(pages)
         self.write_run(pages, states, hashes=hashes, parent=parent, tokens=key, is_first=node.parent is None)
-        parents = [parent, *hashes[:-1]]
         # Only pages that the tree took: a duplicate was announced when its first copy came.
-        stored = [index for index, state in enumerate(states) if state is PageState.CACHED]
-        self.log.stored(key, hashes, parents, stored, extra_key)
+        parents = [parent, *hashes]
+        self.log.stored(key[first * self.stride :], hashes[first:], parents[first], extra_key)
         if self.on_published is not None:
-            for index in stored:
+            for index in range(first, len(pages)):
                 self.on_published(pages[index], self._generations[pages[index]], hashes[index], parents[index])
         return end, inserted.added
 
@@ -211,12 +210,3 @@ class BlockPool:
         self.num_evicted_pages += len(removed.pages)
         self.log.removed(removed.hashes)
         return self.move(self.allocator.evict, removed.pages)
-
-    def _stored_pages(self) -> Iterable[PageStored]:
-        """The cache as events, parents first. The extra key is not kept per page; hashes alone identify pages."""
-        for node, parent in self.tree.runs():
-            token_ids, size = list(unpack_tokens(node.key)), self.page_size
-            for index, page_hash in enumerate(node.hashes):
-                tokens = token_ids[index * size : (index + 1) * size]
-                yield PageStored(group=self._group, page_hash=page_hash, parent_hash=parent, token_ids=tokens)
-                parent = page_hash

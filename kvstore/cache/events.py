@@ -1,92 +1,92 @@
-"""A numbered log of what entered and left a prefix cache: tokenizers route by it, a directory learns who holds what.
+"""A log of what entered and left a prefix cache: tokenizers route by it, a directory learns who holds what.
 
 The prefix cache appends; the scheduler drains once a step and publishes on topic `kv_events`. Memory is bounded: if
 nobody drains for too long, undrained events are replaced by `CacheCleared` and the whole cache at the next drain.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from kvstore.hashing import TOKEN_BYTES, unpack_tokens
-from kvstore.protocol import CacheCleared, CacheEvent, CacheEvents, PageRemoved, PageStored
+from kvstore.cache.radix_tree import Node
+from kvstore.protocol import CacheCleared, CacheEvent, CacheEvents, PageRemoved, PagesStored
 
-DEFAULT_LIMIT: Final = 65_536
-"""About 60 MB with pages of 16 tokens; more than a cache of 50,000 pages states, or stating it anew would overflow."""
+MESSAGE_PAGES: Final = 1024
+"""The most pages of an event, and of a message: 82 KB with pages of 16 tokens that are one event."""
+DEFAULT_LIMIT: Final = 128
+"""Messages, of 65,000 pages or more: 46 MB if each page of 16 tokens came by itself, 20 MB in runs of seven."""
 
 
 class EventLog:
-    """Undrained events of one cache. `snapshot` returns the events that build the cache from scratch."""
+    """Undrained events of one cache, as the messages that they will be. `runs` are all its pages (`RadixTree.runs`)."""
 
-    def __init__(self, snapshot: Callable[[], Iterable[PageStored]], group: str, limit: int = DEFAULT_LIMIT) -> None:
-        self._snapshot = snapshot
+    def __init__(
+        self, runs: Callable[[], Iterable[tuple[Node, bytes]]], group: str, limit: int = DEFAULT_LIMIT
+    ) -> None:
+        self._runs = runs
         self._group = group
-        self._limit = limit
-        self._pending: deque[CacheEvent] = deque()
+        self._limit = self._most = limit
+        self._messages: deque[list[CacheEvent]] = deque()
+        self._room = 0
         self._overflowed = False
-        self.sequence = 0
         # What leaves the cache can be read from the host's disk: whoever sends requests where prefixes are should know.
         self.is_on_disk = False
-
-    def __len__(self) -> int:
-        return len(self._pending)
 
     @property
     def has_news(self) -> bool:
         """Whether there is anything to drain."""
-        return bool(self._pending) or self._overflowed
+        return bool(self._messages) or self._overflowed
 
-    def stored(
-        self, tokens: bytes, hashes: Sequence[bytes], parents: Sequence[bytes], which: Iterable[int], extra_key: str
-    ) -> None:
-        """Full pages: those at the indices `which`. `tokens` are packed, as many for each page."""
-        group, token_ids, size = self._group, unpack_tokens(tokens), len(tokens) // TOKEN_BYTES // max(1, len(hashes))
-        # At once: a long prompt has a thousand pages, and each call costs as much as its event.
-        self._extend(
-            [
-                PageStored(
-                    group=group,
-                    page_hash=hashes[index],
-                    parent_hash=parents[index],
-                    token_ids=list(token_ids[index * size : index * size + size]),
-                    extra_key=extra_key,
-                )
-                for index in which
-            ]
-        )
+    def stored(self, tokens: bytes, hashes: Sequence[bytes], parent: bytes, extra_key: str) -> None:
+        """Full pages, each the parent of the next, `parent` that of the first. `tokens` are packed, as many each."""
+        stride = len(tokens) // max(1, len(hashes))
+        for first in range(0, len(hashes), MESSAGE_PAGES):
+            run = list(hashes[first : first + MESSAGE_PAGES])
+            packed = tokens[first * stride : (first + len(run)) * stride]
+            event = PagesStored(
+                group=self._group, page_hashes=run, parent_hash=parent, tokens=packed, extra_key=extra_key
+            )
+            self._add(event, len(run))
+            parent = run[-1]
 
-    def removed(self, page_hashes: list[bytes]) -> None:
-        if page_hashes:
-            self._extend([PageRemoved(group=self._group, page_hashes=page_hashes, on_disk=self.is_on_disk)])
+    def removed(self, page_hashes: Sequence[bytes]) -> None:
+        for first in range(0, len(page_hashes), MESSAGE_PAGES):
+            some = list(page_hashes[first : first + MESSAGE_PAGES])
+            self._add(PageRemoved(group=self._group, page_hashes=some, on_disk=self.is_on_disk), len(some))
 
     def cleared(self) -> None:
         """The cache is empty, or is stated anew from here; events not drained yet no longer matter."""
-        self._pending.clear()
+        self._messages.clear()
         self._overflowed = False
-        self._extend([CacheCleared(group=self._group, on_disk=self.is_on_disk)])
+        self._most = self._limit
+        self._add(CacheCleared(group=self._group, on_disk=self.is_on_disk), 1)
 
-    def drain(self, max_events: int | None = None) -> list[CacheEvent]:
+    def drain_message(self) -> CacheEvents | None:
         if self._overflowed:
             self.restate()
-        number = len(self._pending) if max_events is None else min(max_events, len(self._pending))
-        return [self._pending.popleft() for _ in range(number)]
-
-    def drain_message(self, max_events: int = 1024) -> CacheEvents | None:
-        events = self.drain(max_events)
-        return CacheEvents(events=events) if events else None
+        return CacheEvents(events=self._messages.popleft()) if self._messages else None
 
     def restate(self) -> None:
         """Queue the whole cache again from the start, for followers that missed too much."""
         self.cleared()
-        stored = list(self._snapshot())
-        self._pending.extend(stored)
-        self.sequence += len(stored)
+        # Whatever its size: beyond the limit comes what changes later.
+        self._most = sys.maxsize
+        for node, parent in self._runs():
+            # The extra key is not kept for each page; hashes alone identify pages.
+            self.stored(node.key, node.hashes, parent, "")
+        self._most = len(self._messages) + self._limit
 
-    def _extend(self, events: Sequence[CacheEvent]) -> None:
-        self.sequence += len(events)
-        if len(self._pending) + len(events) > self._limit:
-            # Followers get the whole cache at the next drain, so no event is kept until then.
-            self._overflowed = True
-            self._pending.clear()
-        if not self._overflowed:
-            self._pending.extend(events)
+    def _add(self, event: CacheEvent, num_pages: int) -> None:
+        if self._overflowed:
+            return
+        if num_pages > self._room or not self._messages:
+            if len(self._messages) >= self._most:
+                # Followers get the whole cache at the next drain, so no event is kept until then.
+                self._overflowed = True
+                self._messages.clear()
+                return
+            self._messages.append([])
+            self._room = MESSAGE_PAGES
+        self._room -= num_pages
+        self._messages[-1].append(event)

@@ -8,10 +8,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 5
-MIN_PROTOCOL_VERSION: Final = 5
-"""A peer of version 4 sends what a request wants of its draws as fields that are no longer read: its answers would be
-drawn as if nothing had been asked."""
+PROTOCOL_VERSION: Final = 6
+MIN_PROTOCOL_VERSION: Final = 6
+"""A tokenizer of version 5 cannot read which pages a cache has stored, and would route past all prefixes."""
 
 
 class Verb(enum.IntEnum):

@@ -19,7 +19,7 @@ GATHER_S: Final = 0.05
 a prefix by it only where a second request for it comes within this time, as it did before within a message's way."""
 RESTATE: Final = "restate"
 RESTATE_PAUSE_S: Final = 5.0
-"""Stating 50,000 pages takes 0.1 s."""
+"""Stating 50,000 pages of 16 tokens takes 20 ms, and 4.6 MB to each follower."""
 
 
 class CacheNews:

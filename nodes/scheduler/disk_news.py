@@ -50,7 +50,6 @@ class DiskNews:
             return
         if message.hashes:
             told = PagesOnDisk(group=self._config.group, hashes=message.hashes)
-            # By itself: a follower of an earlier release cannot read it, and would miss what comes along.
             self._outbox.add(Publish(KV_EVENTS_TOPIC, CacheEvents(events=[told])))
         if message.next_slot > 0:
             self._ask(message.next_slot, message.used_after)

@@ -5,6 +5,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
+from kvstore.hashing import HASH_BYTES
 from mesh.wire.frames import SYSTEM_CODEC, SystemMessage
 from mesh.wire.header import PROTOCOL_VERSION, Header, Verb, encode_header
 from mesh.wire.message import HotMessage
@@ -42,7 +43,8 @@ def _value(info: inspect.Type, name: str) -> Any:
         case inspect.FloatType():
             return len(name) + 0.5
         case inspect.BytesType():
-            return name.encode()
+            # As long as a hash, and four token ids: what a message checks of its bytes holds.
+            return name.encode().ljust(HASH_BYTES, b"\0")
         case inspect.BoolType():
             return True
         case inspect.RawType():

@@ -6,6 +6,7 @@ from kvstore.cache.block_table import BlockTable
 from kvstore.cache.page_table import EntryRun, PageEntry, PageTable
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.hashing import NO_HASH
+from kvstore.protocol import CacheEvent
 
 PAGE_SIZE = 4
 
@@ -41,6 +42,11 @@ def entries_of(run: EntryRun) -> list[PageEntry]:
         )
         for index in range(num_pages)
     ]
+
+
+def drained(cache: PrefixCache) -> list[CacheEvent]:
+    """What followers of the cache have not been told yet, which they now have."""
+    return [event for message in iter(cache.events.drain_message, None) for event in message.events]
 
 
 def holding(cache: PrefixCache, token_ids: Sequence[int], num_tokens: int = 0, key: str = "") -> BlockTable:

@@ -1,15 +1,20 @@
 from collections.abc import Iterator
+from contextlib import nullcontext
 
+import msgspec
 import pytest
 
 from kvstore.cache.allocator import PageState, Violation
-from kvstore.cache.events import EventLog
+from kvstore.cache.events import MESSAGE_PAGES, EventLog
 from kvstore.cache.page_table import PageEntry, PageTable
 from kvstore.cache.prefix_cache import PrefixCache
+from kvstore.cache.radix_tree import Node
 from kvstore.errors import SequenceError
 from kvstore.hashing import chain_hashes, pack_tokens, root_hash, unpack_tokens
-from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
-from tests.kvstore.cache.pages import PAGE_SIZE, entry_of, holding, make_table
+from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PagesStored
+from mesh.errors import FrameRefused
+from mesh.wire.codec import Codec
+from tests.kvstore.cache.pages import PAGE_SIZE, drained, entry_of, holding, make_table
 
 
 def make_cache(num_pages: int = 12, table: PageTable | None = None, epoch: int = 1) -> PrefixCache:
@@ -82,7 +87,7 @@ def test_the_same_prompt_twice_at_once_is_never_owned_twice(cache: PrefixCache) 
 def test_reserve_is_all_or_nothing_and_evicts_what_nobody_holds() -> None:
     cache = make_cache(num_pages=6)
     fill(cache, list(range(12)))
-    cache.events.drain()
+    drained(cache)
     sequence = cache.start([50] * 12)
     assert sequence.num_missing(12) == 3
     assert not sequence.reserve(21)
@@ -93,7 +98,7 @@ def test_reserve_is_all_or_nothing_and_evicts_what_nobody_holds() -> None:
     assert cache.num_available() == 0
     assert cache.blocks.num_evicted_pages == 3
     assert not cache.start([1] * 4).reserve(1)
-    removed = cache.events.drain()
+    removed = drained(cache)
     chain = chain_hashes(root_hash(), list(range(12)), PAGE_SIZE)
     assert removed == [PageRemoved(group="g", page_hashes=chain[::-1])]
 
@@ -223,14 +228,14 @@ def test_reset_forgets_prefixes_and_lets_running_sequences_finish_alone(cache: P
     running = holding(cache, [1] * 9, 9)
     running.advance([1] * 4)
     twin = cache.start([1] * 9)
-    cache.events.drain()
+    drained(cache)
     cache.reset()
-    assert cache.events.drain() == [CacheCleared(group="g")]
+    assert drained(cache) == [CacheCleared(group="g")]
     assert cache.match([1] * 9).num_tokens == cache.match([9] * 9).num_tokens == 0
     assert cache.num_available() == 8
     running.advance([1] * 5)
     assert cache.match([1] * 9).num_tokens == 0
-    assert cache.events.drain() == []
+    assert drained(cache) == []
     assert cache.check() == []
     running.release()
     assert cache.num_available() == 10
@@ -273,6 +278,7 @@ def test_a_page_freed_behind_its_sequence_is_not_published(cache: PrefixCache) -
     sequence.advance([1] * 9)
     assert cache.blocks.num_violations == 1
     assert cache.match([1] * 9).num_tokens == 0
+    assert drained(cache) == [CacheCleared(group="g")], "nobody is told of the other page, which nobody finds"
     sequence.release()
     assert cache.num_pages_in(PageState.QUARANTINED) == 1
     assert cache.num_available() == 10
@@ -302,31 +308,56 @@ def test_events_tell_what_the_cache_holds(cache: PrefixCache) -> None:
     hashes = chain_hashes(root_hash("k"), list(range(9)), PAGE_SIZE)
     message = cache.events.drain_message()
     assert isinstance(message, CacheEvents)
-    stored = [
-        PageStored(group="g", page_hash=hashes[0], parent_hash=root_hash("k"), token_ids=[0, 1, 2, 3], extra_key="k"),
-        PageStored(group="g", page_hash=hashes[1], parent_hash=hashes[0], token_ids=[4, 5, 6, 7], extra_key="k"),
-    ]
-    assert message.events == [CacheCleared(group="g"), *stored]
+    run = {"group": "g", "page_hashes": hashes, "parent_hash": root_hash("k"), "tokens": pack_tokens(range(8))}
+    assert message.events == [CacheCleared(group="g"), PagesStored(**run, extra_key="k")]
     assert cache.events.drain_message() is None
     cache.events.restate()
-    anonymous = [
-        PageStored(group="g", page_hash=one.page_hash, parent_hash=one.parent_hash, token_ids=one.token_ids)
-        for one in stored
-    ]
-    assert cache.events.drain(1) == [CacheCleared(group="g")]
-    assert cache.events.drain() == anonymous
-    assert (cache.num_query_tokens, cache.num_hit_tokens, cache.num_pages) == (9, 0, 11)
+    assert drained(cache) == [CacheCleared(group="g"), PagesStored(**run)]
+    fill(cache, [0, 1, 2, 3, 9, 9, 9, 9, 9], extra_key="k")
+    [event] = drained(cache)
+    assert isinstance(event, PagesStored)
+    assert (event.parent_hash, event.tokens) == (hashes[0], pack_tokens([9] * 4)), "only what was not cached before"
+    assert (cache.num_query_tokens, cache.num_hit_tokens, cache.num_pages) == (18, 4, 11)
 
 
 def test_an_event_log_that_nobody_drains_restates_itself() -> None:
-    kept = [PageStored(group="g", page_hash=b"1", parent_hash=b"0", token_ids=[1])]
-    log = EventLog(lambda: kept, "g", limit=2)
+    node = Node(b"0", None, pack_tokens([1]), [1], [b"1"])
+    log = EventLog(lambda: [(node, b"0")], "g", limit=2)
     for number in range(4):
-        log.removed([bytes([number])])
+        log.removed([bytes([number])] * MESSAGE_PAGES)
     log.removed([])
-    assert len(log) == 0
-    assert log.drain() == [CacheCleared(group="g"), *kept]
-    assert log.sequence == 6
-    log.stored(pack_tokens([4, 5]), [b"2"], [b"1"], [0], "")
+    log.stored(pack_tokens([4, 5]), [b"2"], b"1", "")
+    kept = PagesStored(group="g", page_hashes=[b"1"], parent_hash=b"0", tokens=pack_tokens([1]))
+    assert log.drain_message() == CacheEvents(events=[CacheCleared(group="g"), kept])
+    assert not log.has_news
+    log.stored(pack_tokens([4, 5]), [b"2"], b"1", "")
     log.cleared()
-    assert log.drain() == [CacheCleared(group="g")]
+    assert log.drain_message() == CacheEvents(events=[CacheCleared(group="g")])
+
+
+def test_a_message_has_so_many_pages_at_most_and_a_longer_run_comes_in_parts() -> None:
+    num_pages = 2 * MESSAGE_PAGES + 1
+    tokens, hashes = pack_tokens(range(2 * num_pages)), [bytes([0, *number.to_bytes(2)]) for number in range(num_pages)]
+    log = EventLog(list, "g")
+    log.stored(tokens, hashes, b"root", "k")
+    log.removed(hashes)
+    log.stored(tokens[:8], hashes[:1], b"root", "k")
+    messages = [message.events for message in iter(log.drain_message, None)]
+    numbers = [[len(event.page_hashes) for event in events] for events in messages]
+    assert numbers == [[MESSAGE_PAGES], [MESSAGE_PAGES], [1], [MESSAGE_PAGES], [MESSAGE_PAGES], [1, 1]]
+    runs = [event for events in messages[:3] for event in events]
+    assert b"".join(run.tokens for run in runs) == tokens
+    assert [run.parent_hash for run in runs] == [b"root", hashes[MESSAGE_PAGES - 1], hashes[2 * MESSAGE_PAGES - 1]]
+    assert [one for event in runs for one in event.page_hashes] == hashes
+
+
+def test_a_run_that_does_not_fit_its_pages_is_refused() -> None:
+    run = {"type": "PagesStored", "group": "g", "page_hashes": [b"a" * 16] * 2, "parent_hash": b"p" * 16}
+    wrong: list[dict[str, object]] = [
+        {"tokens": bytes(12)}, {"tokens": b""}, {"page_hashes": []}, {"page_hashes": [b"a" * 16, b"short"]},
+        {"parent_hash": bytes(17)}, {"tokens": [1, 2]},
+    ]  # fmt: skip
+    for fields in ({}, *wrong):
+        body = msgspec.msgpack.encode({"type": "CacheEvents", "events": [{**run, "tokens": bytes(16), **fields}]})
+        with nullcontext() if fields == {} else pytest.raises(FrameRefused, match="bad_body"):
+            assert Codec(CacheEvents).decode(body).events[0].tokens == bytes(16)

@@ -12,9 +12,9 @@ from kvstore.cache.block_table import BlockTable
 from kvstore.cache.page_table import PageTable
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import rebuild
-from kvstore.hashing import root_hash, unpack_tokens
-from kvstore.protocol import CacheCleared, CacheEvent, PageStored
-from tests.kvstore.cache.pages import entry_of, make_table
+from kvstore.hashing import chain_packed, root_hash, unpack_tokens
+from kvstore.protocol import CacheCleared, CacheEvent, PagesStored
+from tests.kvstore.cache.pages import drained, entry_of, make_table
 
 PAGE_SIZE = 2
 NUM_PAGES = 14
@@ -210,7 +210,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def followers_know_the_cache(self) -> None:
-        for event in self.cache.events.drain():
+        for event in drained(self.cache):
             self.follow(event)
         hashes = {hashed for node, _ in self.cache.blocks.tree.runs() for hashed in node.hashes}
         assert self.followed == hashes
@@ -218,10 +218,11 @@ class CacheMachine(RuleBasedStateMachine):
     def follow(self, event: CacheEvent) -> None:
         if isinstance(event, CacheCleared):
             self.followed.clear()
-        elif isinstance(event, PageStored):
-            assert event.page_hash not in self.followed
+        elif isinstance(event, PagesStored):
+            assert self.followed.isdisjoint(event.page_hashes)
             assert event.parent_hash in self.followed or event.parent_hash in map(root_hash, KEYS)
-            self.followed.add(event.page_hash)
+            assert event.page_hashes == chain_packed(event.parent_hash, event.tokens, PAGE_SIZE)
+            self.followed.update(event.page_hashes)
         else:
             self.followed.difference_update(event.page_hashes)
 

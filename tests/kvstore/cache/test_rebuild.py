@@ -10,8 +10,8 @@ from kvstore.cache.page_table import PageTable, Torn
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import Rebuilt, rebuild
 from kvstore.hashing import pack_tokens, root_hash
-from kvstore.protocol import CacheCleared, PageStored
-from tests.kvstore.cache.pages import PAGE_SIZE, entry_of, holding, make_table
+from kvstore.protocol import CacheCleared, PagesStored
+from tests.kvstore.cache.pages import PAGE_SIZE, drained, entry_of, holding, make_table
 
 NUM_PAGES = 16
 
@@ -51,14 +51,14 @@ def test_a_cache_is_the_same_after_its_scheduler_died(dead: Dead) -> None:
         assert rebuilt.cache.match(prompt, key)[:2] == match[:2], "the same pages, in nodes of another tree"
     assert rebuilt.cache.num_available() == NUM_PAGES - 1
     assert (len(rebuilt.recovered), rebuilt.quarantined, rebuilt.num_torn) == (0, [], 0)
-    events = rebuilt.cache.events.drain()
+    events = drained(rebuilt.cache)
     assert events[0] == CacheCleared(group="g")
     known = {root_hash(), root_hash("salt")}
     for event in events[1:]:
-        assert isinstance(event, PageStored)
+        assert isinstance(event, PagesStored)
         assert event.parent_hash in known
-        known.add(event.page_hash)
-    assert len(events) == 1 + rebuilt.cache.num_pages_in(PageState.CACHED)
+        known.update(event.page_hashes)
+    assert len(known) == 2 + rebuilt.cache.num_pages_in(PageState.CACHED)
 
 
 def test_a_running_sequence_can_be_claimed_with_its_partly_filled_page(dead: Dead) -> None:
@@ -73,12 +73,12 @@ def test_a_running_sequence_can_be_claimed_with_its_partly_filled_page(dead: Dea
     assert claimed is not None
     assert (claimed.pages, claimed.num_tokens, claimed.num_cached_tokens) == (pages, 10, 8)
     assert len(rebuilt.recovered) == 0
-    rebuilt.cache.events.drain()
+    drained(rebuilt.cache)
     claimed.reserve(13)
     claimed.advance([10, 11])
-    [stored] = rebuilt.cache.events.drain()
-    assert isinstance(stored, PageStored)
-    assert (stored.token_ids, stored.extra_key) == ([8, 9, 10, 11], "salt")
+    [stored] = drained(rebuilt.cache)
+    assert isinstance(stored, PagesStored)
+    assert (stored.tokens, stored.extra_key) == (pack_tokens([8, 9, 10, 11]), "salt")
     assert rebuilt.cache.match([*tokens, 11, 0], "salt").num_tokens == 12
     claimed.release()
     assert rebuilt.cache.num_available() == NUM_PAGES - 1

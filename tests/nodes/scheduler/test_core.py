@@ -5,7 +5,8 @@ from array import array
 import pytest
 
 from kvstore.cache.allocator import PageState
-from kvstore.protocol import CacheCleared, CacheEvents, PageStored
+from kvstore.hashing import pack_tokens
+from kvstore.protocol import CacheCleared, CacheEvents, PagesStored
 from mesh.address import Address
 from nodes.asks import ASK_NAMES
 from nodes.protocol import (
@@ -817,7 +818,7 @@ def test_cache_events_are_published_from_the_start(world: World) -> None:
     assert all(isinstance(message, CacheEvents) for message in published)
     events = [event for message in published for event in message.events]
     assert events[0] == CacheCleared(group="m")
-    assert [event.token_ids for event in events if isinstance(event, PageStored)] == [prompt(9)[:4], prompt(9)[4:8]]
+    assert [event.tokens for event in events if isinstance(event, PagesStored)] == [pack_tokens(prompt(9)[:8])]
 
 
 def test_a_follower_that_missed_more_than_is_kept_is_told_the_whole_cache_again(world: World) -> None:
@@ -835,10 +836,10 @@ def test_a_follower_that_missed_more_than_is_kept_is_told_the_whole_cache_again(
         return [type(event).__name__ for message in messages for event in message.events]
 
     assert restated("load") == []
-    assert restated() == ["CacheCleared", "PageStored", "PageStored"]
+    assert restated() == ["CacheCleared", "PagesStored"]
     assert restated() == [], "a follower that loses everything does not keep the scheduler at nothing else"
     world.advance(world.now + RESTATE_PAUSE_S + GATHER_S)
-    assert events() == ["CacheCleared", "PageStored", "PageStored"]
+    assert events() == ["CacheCleared", "PagesStored"]
 
 
 def test_what_became_of_prompts_is_told_by_who_prefills_and_by_who_decodes(pair: World) -> None:

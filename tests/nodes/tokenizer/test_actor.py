@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import structlog
 
-from kvstore.hashing import chain_hashes, root_hash
-from kvstore.protocol import CacheEvents, PageStored
+from kvstore.hashing import chain_hashes, pack_tokens, root_hash
+from kvstore.protocol import CacheEvents, PagesStored
 from mesh.actor import Actor
 from mesh.address import Address
 from mesh.errors import RemoteError
@@ -271,13 +271,10 @@ async def test_nobody_waits_for_the_answer(mesh):
 
 
 async def test_routes_follow_caches_loads_and_members(mesh):
-    parent, events = root_hash(), []
-    for i, page_hash in enumerate(chain_hashes(parent, PROMPT, 16)):
-        ids = PROMPT[16 * i : 16 * (i + 1)]
-        events.append(PageStored(group="s1", page_hash=page_hash, parent_hash=parent, token_ids=ids))
-        parent = page_hash
+    hashes = chain_hashes(root_hash(), PROMPT, 16)
+    run = PagesStored(group="s1", page_hashes=hashes, parent_hash=root_hash(), tokens=pack_tokens(PROMPT[:64]))
     s0, s1 = (mesh.systems[name].actor.ctx for name in ("s0", "s1"))
-    s1.publish(KV_EVENTS_TOPIC, CacheEvents(events=events))
+    s1.publish(KV_EVENTS_TOPIC, CacheEvents(events=[run]))
     await until(lambda: mesh.tokenizer.stats()["mesh_tokenizer_indexed_pages"] == 4)
     route = await ask(mesh, ChooseRoute(request_id="r", token_ids=PROMPT))
     assert (route.decode, route.prefill) == ("s1", "")

@@ -1,11 +1,11 @@
 """What a tokenizer knows of one scheduler's cache, and of what has left it for the disk."""
 
-from kvstore.protocol import CacheCleared, PageRemoved, PagesOnDisk, PageStored
+from kvstore.protocol import CacheCleared, PageRemoved, PagesOnDisk, PagesStored
 from nodes.tokenizer.cache_index import CacheIndex
 
 
-def stored(name: bytes) -> PageStored:
-    return PageStored(group="d", page_hash=name, parent_hash=b"", token_ids=[1])
+def stored(*names: bytes) -> PagesStored:
+    return PagesStored(group="d", page_hashes=list(names), parent_hash=b"", tokens=bytes(4 * len(names)))
 
 
 def removed(*names: bytes, on_disk: bool) -> PageRemoved:
@@ -41,6 +41,11 @@ def test_of_both_the_oldest_are_forgotten() -> None:
     assert [name in known for name in (b"a", b"b", b"c")] == [False, True, True]
     known.apply([removed(b"x", b"y", b"b", on_disk=True)])
     assert [name in known for name in (b"x", b"y", b"b", b"c")] == [False, True, True, True]
+    known.apply([stored(b"c", b"d", b"e"), stored(b"d", b"f")])
+    assert [name in known for name in (b"c", b"d", b"e", b"f")] == [False, True, False, True]
+    large = index(max_pages=640)
+    large.apply([stored(*(bytes([1, *number.to_bytes(2)]) for number in range(641)))])
+    assert len(large) == 630, "more than must, since to find the oldest takes time"
 
 
 def test_what_is_not_known_any_more_may_be_on_the_disk_all_the_same() -> None:

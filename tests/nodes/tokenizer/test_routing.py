@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.cache.prefix_cache import PrefixCache
-from kvstore.hashing import chain_hashes, root_hash
-from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PageStored
+from kvstore.hashing import chain_hashes, pack_tokens, root_hash
+from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PagesStored
 from mesh.address import Address, Endpoint
 from mesh.membership.view import Member
 from nodes.protocol import Load
@@ -48,12 +48,12 @@ def router(*schedulers, **weights):
 
 
 def stored(token_ids, extra_key=""):
-    parent, events = root_hash(extra_key), []
-    for i, page_hash in enumerate(chain_hashes(parent, token_ids, PAGE)):
-        ids = token_ids[i * PAGE : (i + 1) * PAGE]
-        events.append(PageStored(group="g", page_hash=page_hash, parent_hash=parent, token_ids=ids))
-        parent = page_hash
-    return CacheEvents(events=events)
+    hashes = chain_hashes(root_hash(extra_key), token_ids, PAGE)
+    if not hashes:
+        return CacheEvents(events=[])
+    tokens = pack_tokens(token_ids[: len(hashes) * PAGE])
+    run = PagesStored(group="g", page_hashes=hashes, parent_hash=root_hash(extra_key), tokens=tokens)
+    return CacheEvents(events=[run])
 
 
 def load(**fields):
