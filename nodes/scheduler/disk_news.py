@@ -20,7 +20,7 @@ LIST: Final = "list_stored"
 _RETRY_S: Final = 2.0
 """Which pages there are is read within 2 s for 1,000,000 of them, and nobody's request waits for this."""
 _GIVE_UP_S: Final = 120.0
-"""An agent of an earlier release does not know the ask, and never will."""
+"""An agent that is away this long is listed when this scheduler states its cache anew; routing does without it."""
 
 
 class DiskNews:
