@@ -27,7 +27,11 @@ class CommandServer:
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             command = [sys.executable, "-m", "tests.process.commands", str(its.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
+            # A test may have named its run directory to itself, and ends whoever has that: each command gets its own.
+            environment = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
+            self._process = subprocess.Popen(
+                command, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, env=environment
+            )
         self._socket = own
 
     def run(self, arguments, environment, timeout_s):
