@@ -99,16 +99,22 @@ async def storm(
 def test_a_storm_of_kills(mesh: ChaosMesh) -> None:
     expected = asyncio.run(Wave(mesh.port, requests("expected")).run())
     assert not [answer.broken for answer in expected if answer.broken]
+    # With the spare of the zygote, which is no actor, and which a death may take and a new one follow a while later.
+    num_processes = len(mesh.host.processes())
+
+    def are_all_there() -> bool:
+        return len(mesh.host.processes()) == num_processes
+
     draw = random.Random(int(os.environ.get("SOAK_SEED", "0")))
     # What a first storm makes stays for good: links, buffers, caches.
     asyncio.run(storm(mesh, WARM_S, expected, draw))
     mesh.settled(60.0)
+    mesh.host.wait_until(are_all_there, "all processes are there", 20.0)
     before = Size(mesh)
     num_requests, deaths = asyncio.run(storm(mesh, SOAK_S, expected, draw))
     mesh.settled(60.0)
     mesh.wait_until_nothing_is_held(20.0)
-    # The spare of the zygote, which is no actor, may have been taken by the last death.
-    mesh.host.wait_until(lambda: len(mesh.host.processes()) == before.num_processes, "all processes are there", 20.0)
+    mesh.host.wait_until(are_all_there, "all processes are there again", 20.0)
     after = Size(mesh)
     print(f"\n{num_requests} requests, {deaths.total()} deaths: {dict(deaths)}\nbefore: {before}\nafter:  {after}")
     for name, size in after.bytes.items():
