@@ -15,11 +15,24 @@ from typing import Final
 from mesh.runtime.process_usage import ProcessUsage, process_usage
 
 _BUSY_CORES: Final = 0.06
-"""From here on others wait for it. With less to do there is less to gain, and somebody waits for each message alone."""
+"""From here on others wait for it. At 0.25 the lighter roles went on interrupting gateway and schedulers: 16 and 64
+clients of `echo` cost 0.90 and 0.96 of the CPU as before, at 0.06 they cost 0.78 and 0.88 (`benchmarks.trees`)."""
 _IDLE_CORES: Final = 0.04
 """Well below, or the threads of a process that wavers would change their policy with every heartbeat."""
 _LEAST_S: Final = 0.25
 """A share of a shorter time says little: the usage is asked for by `meshctl stats` at any moment, too."""
+
+
+def set_policy_of_threads(policy: int) -> bool:
+    """Give all threads of this process a policy without priorities; False if that is not allowed."""
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            os.sched_setscheduler(int(thread), policy, os.sched_param(0))
+        except ProcessLookupError:
+            continue  # it has ended meanwhile
+        except PermissionError:
+            return False
+    return True
 
 
 class Interruption:
@@ -28,11 +41,11 @@ class Interruption:
     def __init__(
         self,
         read: Callable[[], ProcessUsage] = process_usage,
-        set_policy: Callable[[int], bool] | None = None,
+        set_policy: Callable[[int], bool] = set_policy_of_threads,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read = read
-        self._set_policy = set_policy or set_policy_of_threads
+        self._set_policy = set_policy
         self._clock = clock
         # Whoever started this process under another policy has decided.
         self._may_change = os.sched_getscheduler(0) == os.SCHED_OTHER
@@ -54,15 +67,3 @@ class Interruption:
         self._is_busy = is_busy
         # Refused (a container may forbid it): all stays as it is, and is not asked for again.
         self._may_change = self._set_policy(os.SCHED_BATCH if is_busy else os.SCHED_OTHER)
-
-
-def set_policy_of_threads(policy: int) -> bool:
-    """Give all threads of this process a policy without priorities; False if that is not allowed."""
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            os.sched_setscheduler(int(thread), policy, os.sched_param(0))
-        except ProcessLookupError:
-            continue  # it has ended meanwhile
-        except PermissionError:
-            return False
-    return True

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ PROGRAM = textwrap.dedent(
     """
     import sys
     from pathlib import Path
+    from threading import Thread
     sys.path.insert(0, {root!r})
     from tests.mesh.mesh_under_test import QUICK, Recorder
     from mesh.address import Address
@@ -39,6 +41,8 @@ PROGRAM = textwrap.dedent(
     actor_id, epoch, path = sys.argv[1:]
     directory = RunDirectory(Path(path))
     actor = RegistryActor(directory, lease_s=1.0) if actor_id == "registry" else Recorder()
+    if actor_id == "busy":
+        Thread(target=exec, args=("while True: pass",), daemon=True).start()
     sys.exit(run_actor(actor, Address(actor_id, int(epoch)), run_directory=directory, options=QUICK))
     """
 )
@@ -86,6 +90,22 @@ def asker(directory):
     actor.joins = True
     transport = ZeroMQTransport(ZeroMQOptions(run_directory=directory))
     return ActorSystem(actor, Address("asker", 1), transport, directory.bootstrap(), QUICK)
+
+
+def test_a_process_that_computes_interrupts_nobody_and_an_idle_one_does(processes):
+    processes.wait_for(processes.start("registry"), "joined")
+    busy, idle = processes.start("busy"), processes.start("idle")
+    for process in (busy, idle):
+        processes.wait_for(process, "joined")
+    deadline = time.monotonic() + 20
+    while os.sched_getscheduler(busy.pid) != os.SCHED_BATCH:
+        assert time.monotonic() < deadline, "not by a heartbeat"
+        time.sleep(0.05)
+    assert {os.sched_getscheduler(int(thread)) for thread in os.listdir(f"/proc/{busy.pid}/task")} == {os.SCHED_BATCH}
+    # It was busy with its start, too, and has to be seen idle first.
+    while os.sched_getscheduler(idle.pid) != os.SCHED_OTHER:
+        assert time.monotonic() < deadline, "not by a heartbeat"
+        time.sleep(0.05)
 
 
 def test_processes_join_answer_die_and_return(processes, run):

@@ -60,15 +60,14 @@ def test_where_it_is_forbidden_it_is_tried_once() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 4), st.floats(0.001, 5)), max_size=50))
-def test_policies_alternate_and_the_last_one_fits_what_was_used(used: list[tuple[float, float]]) -> None:
+def test_policies_alternate_and_follow_what_is_used(used: list[tuple[float, float]]) -> None:
     process = Process()
     for cores, for_s in used:
         process.use(cores, for_s)
     assert all(before != after for before, after in pairwise([os.SCHED_OTHER, *process.policies]))
-    last = (process.policies or [os.SCHED_OTHER])[-1]
-    process.use(0.5, 0.5)
-    process.use(0.5, 0.5)
-    assert (process.policies or [last])[-1] == os.SCHED_BATCH
+    process.use(0.5)
+    process.use(0.5)
+    assert process.policies[-1] == os.SCHED_BATCH
     process.use(0.0, 5.0)
     assert process.policies[-1] == os.SCHED_OTHER
 
