@@ -111,14 +111,14 @@ def compare(native: NativeRows, case: Case, rows: torch.Tensor, turns: int) -> N
     altered = {} if case.draw.is_plain else dict(enumerate(draws))
     reads = {} if case.reads is None else dict.fromkeys(range(count), case.reads)
     # The head finds the most likely tokens of its own logits.
-    likely = array("i", [token for _, token in most_likely(rows)])
+    likely = array("i", most_likely(rows)[1].tolist())
 
     def by_library() -> tuple[list[int], list[bytes]]:
         tokens, lines = native.draw(rows, altered, reads, likely)
         return tokens, [] if lines is None else payloads(lines, [*reads.values()])
 
     def by_torch() -> tuple[list[int], list[bytes]]:
-        tokens = sample(rows, draws) if altered else likely.tolist()
+        tokens = sample(rows, draws).tolist() if altered else likely.tolist()
         if not reads:
             return tokens, []
         return tokens, payloads(measured(rows, torch.tensor(tokens), draws, [*reads.values()]), [*reads.values()])

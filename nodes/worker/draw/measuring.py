@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from nodes.asks.edits import UNLIKELIEST, RowReads
-from nodes.worker.draw.sampler import Draw, adjusted, piece_sums
+from nodes.worker.draw.adjusting import adjusted, piece_sums
+from nodes.worker.draw.sampler import Draw
 from nodes.worker.ops.torch.batch import placed
 
 _AT_ONCE: Final = 16

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from nodes.protocol import RowError
-from nodes.worker.draw.device_sampler import sample_on_device
 from nodes.worker.draw.edits import LEFT_NOTHING, NOTHING_LEFT, edits_of
 from nodes.worker.draw.measuring import measured, payloads
 from nodes.worker.draw.sampler import NO_CANDIDATE, PLAIN, Draw, sample
@@ -84,13 +83,14 @@ class Draws:
             return self.outcome(*own.draw(logits, self._altered, self._reads, likely))
         if likely is None:
             assert logits is not None, "without logits nothing is likely"
-            drawn = sample(logits, self._every())
+            drawn = sample(logits, self._every()).tolist()
         else:
             drawn = likely.tolist()
             if self._altered:
                 assert logits is not None, "logits are wanted"
                 altered = list(self._altered)
-                tokens = sample(logits if len(altered) == len(drawn) else logits[altered], [*self._altered.values()])
+                rows = logits if len(altered) == len(drawn) else logits[altered]
+                tokens = sample(rows, [*self._altered.values()]).tolist()
                 for at, token in zip(altered, tokens, strict=True):
                     drawn[at] = token
         if not self._reads:
@@ -100,7 +100,7 @@ class Draws:
 
     def on_device(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Tokens of `[places, vocab]`, int64 on its device, and what is read of it; for `outcome`."""
-        tokens = sample_on_device(logits, self._every())
+        tokens = sample(logits, self._every())
         return tokens, self._measured(logits, tokens) if self._reads else None
 
     def outcome(

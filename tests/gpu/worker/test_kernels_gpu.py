@@ -10,7 +10,6 @@ from nodes.request import Sampling
 from nodes.worker.cuda.few_rows import load_few_rows
 from nodes.worker.cuda.flashinfer_backend import FlashInferKernels, load_flashinfer
 from nodes.worker.cuda.heads import load_heads_kernel
-from nodes.worker.draw.device_sampler import sample_on_device
 from nodes.worker.draw.sampler import NOT_DRAWN, sample
 from nodes.worker.ops.torch.attention import HeadForm
 from nodes.worker.ops.torch.hidden import Hidden, Unnormed
@@ -148,7 +147,7 @@ def test_draws_are_those_of_the_cpu() -> None:
     torch.manual_seed(5)
     logits = torch.randn(2000, 20_000) * 3
     draws = [drawing_of(KINDS[i % len(KINDS)], i) for i in range(2000)]
-    found, expected = sample_on_device(logits.cuda(), draws).tolist(), sample(logits, draws)
+    found, expected = sample(logits.cuda(), draws).tolist(), sample(logits, draws).tolist()
     differing = [i for i in range(2000) if found[i] != expected[i]]
     # Where a number falls within a rounding of the border between two tokens the devices may disagree.
     assert len(differing) <= 2, differing
@@ -159,8 +158,8 @@ def test_draws_do_not_depend_on_the_batch() -> None:
     torch.manual_seed(6)
     logits = (torch.randn(64, 151_936) * 3).to(torch.bfloat16).cuda()
     draws = [drawing_of(KINDS[i % len(KINDS)], i) for i in range(64)]
-    together = sample_on_device(logits, draws).tolist()
-    assert [sample_on_device(logits[i : i + 1], [draws[i]]).item() for i in range(64)] == together
+    together = sample(logits, draws).tolist()
+    assert [sample(logits[i : i + 1], [draws[i]]).item() for i in range(64)] == together
 
 
 def test_greedy_is_the_lowest_of_the_highest_and_rows_that_overflow_are_not_drawn() -> None:
@@ -170,4 +169,4 @@ def test_greedy_is_the_lowest_of_the_highest_and_rows_that_overflow_are_not_draw
         rows[7, 9] = torch.nan
         rows[8] = -torch.inf
         expected[7:9] = [NOT_DRAWN] * 2
-        assert sample_on_device(rows, [drawing_of(KINDS[0], 0)] * 64).tolist() == expected
+        assert sample(rows, [drawing_of(KINDS[0], 0)] * 64).tolist() == expected

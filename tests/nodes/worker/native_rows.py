@@ -48,7 +48,7 @@ def is_at_border(logits: torch.Tensor, draw: Draw, token: int) -> bool:
         for other in (number, number - BORDER, number + BORDER):
             with patch.object(sampler, "uniform", lambda *_, other=other: min(max(other, 0.0), 1 - 2.0**-53)):
                 near = draw._replace(sampling=replace(draw.sampling, top_p=min(max(top_p, 0.0), 1.0)))
-                if sample(logits.unsqueeze(0), [near]) == [token]:
+                if sample(logits.unsqueeze(0), [near]).tolist() == [token]:
                     return True
     return False
 

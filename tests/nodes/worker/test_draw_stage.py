@@ -16,7 +16,6 @@ from nodes.asks import Editor, RowReads
 from nodes.asks.edits import RowEdits
 from nodes.asks.repetition_penalty import RepetitionPenalty
 from nodes.request import Sampling
-from nodes.worker.draw.device_sampler import sample_on_device
 from nodes.worker.draw.edits import EDITOR_FAILED, NOTHING_LEFT, first_allowed
 from nodes.worker.draw.measuring import measured, payloads
 from nodes.worker.draw.reads import certain
@@ -81,7 +80,7 @@ def random_logits(num_rows: int, size: int = SIZE, seed: int = 1) -> torch.Tenso
 
 def outcomes(rows: Rows, logits: torch.Tensor) -> list[StepOutcome]:
     """From logits alone, with a backend's own most likely tokens, as a device does, and by the native library."""
-    likely = array("i", sample(logits, [Draw(GREEDY, 0)] * len(logits)))
+    likely = array("i", sample(logits, [Draw(GREEDY, 0)] * len(logits)).tolist())
     tokens, lines = Draws(rows).on_device(logits)
     draws = Draws(rows)
     found = [draws.on_host(logits), Draws(rows).on_host(logits, likely), draws.outcome(tokens.tolist(), lines)]
@@ -180,15 +179,13 @@ def edited(logits: list[float], edits: RowEdits) -> list[float]:
 def test_edits_are_applied_in_their_order_by_all_samplers(several: list[RowEdits], size: int, seed: int) -> None:
     logits = random_logits(len(several), size, seed)
     draws = [Draw(GREEDY, 0, edits) for edits in several]
-    drawn = sample(logits, draws)
-    assert sample_on_device(logits, draws).tolist() == drawn
+    drawn = sample(logits, draws).tolist()
     assert not check_builds(logits, draws, drawn), "the most likely token needs no `exp`"
     for row, edits, token in zip(logits.tolist(), several, drawn, strict=True):
         values = edited(row, edits)
         assert token == (values.index(max(values)) if max(values) > -math.inf else NO_CANDIDATE)
     random = [Draw(Sampling(seed=i), i, edits) for i, edits in enumerate(several)]
-    tokens = sample(logits, random)
-    assert sample_on_device(logits, random).tolist() == tokens
+    tokens = sample(logits, random).tolist()
     check_builds(logits, random, tokens)
     for row, edits, token in zip(logits.tolist(), several, tokens, strict=True):
         assert token == NO_CANDIDATE or edited(row, edits)[token] > -math.inf
@@ -237,7 +234,7 @@ def test_what_is_read_does_not_depend_on_the_rows_beside_it(how: str) -> None:
     edits.mask, edits.bias = mask_of(*range(0, 1000, 3), words=40), {3: 2.0}
     draws = [Draw(Sampling(temperature=0.5, seed=i), i, edits if i % 3 else None) for i in range(40)]
     wanted = [RowReads(i % 21, tuple(range(i % 4)), "processed" if i % 2 else "raw") for i in range(40)]
-    tokens = torch.tensor(sample(logits, draws))
+    tokens = sample(logits, draws)
     together = payloads(lines_of(how, logits, tokens, draws, wanted), wanted)
     for i in range(40):
         at = slice(i, i + 1)

@@ -18,7 +18,7 @@ from tests.nodes.worker.torch_running import asking, drawing_of
 def draws(logits: torch.Tensor, sampling: Sampling, count: int) -> Counter[int]:
     """Frequencies over `count` output positions of one request."""
     rows = logits.expand(count, -1)
-    return Counter(sample(rows, [drawing_of(sampling, position) for position in range(count)]))
+    return Counter(sample(rows, [drawing_of(sampling, position) for position in range(count)]).tolist())
 
 
 def assert_follows(counted: Counter[int], expected: dict[int, float]) -> None:
@@ -112,7 +112,7 @@ def test_greedy_is_the_lowest_of_the_highest_beside_any_neighbour(
     logits[1, vocab_size // 2] = math.nan
     logits[3, -1] = 9.0
     greedy, biased = Sampling(temperature=0.0), asking(LogitBias({0: 20.0}), temperature=0.0)
-    drawn = sample(logits, [drawing_of(s, 0) for s in (greedy, greedy, biased, greedy)])
+    drawn = sample(logits, [drawing_of(s, 0) for s in (greedy, greedy, biased, greedy)]).tolist()
     assert drawn[0] == logits[0].tolist().index(logits[0].max().item())
     assert drawn[1:] == [NOT_DRAWN, 0, vocab_size - 1]
 
@@ -126,12 +126,12 @@ def test_a_draw_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
         Sampling(seed=7, temperature=0.2),
     ] * 2  # fmt: skip
     requests = [drawing_of(params[i], 100 + i) for i in range(16)]
-    together = sample(rows, requests)
+    together = sample(rows, requests).tolist()
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        assert [sample(rows[i : i + 1], [requests[i]])[0] for i in range(16)] == together
+        assert [sample(rows[i : i + 1], [requests[i]]).item() for i in range(16)] == together
         order = [5, 3, 11, 0, 15]
-        assert sample(rows[order], [requests[i] for i in order]) == [together[i] for i in order]
+        assert sample(rows[order], [requests[i] for i in order]).tolist() == [together[i] for i in order]
     torch.set_num_threads(1)
 
 
@@ -139,14 +139,14 @@ def test_seed_sample_and_position_each_change_the_draw() -> None:
     rows = torch.zeros(1, 100_000)
     base = Sampling(seed=11)
     seen = {
-        sample(rows, [drawing_of(base, 0)])[0],
-        sample(rows, [drawing_of(base, 1)])[0],
-        sample(rows, [drawing_of(Sampling(seed=12), 0)])[0],
-        sample(rows, [drawing_of(Sampling(seed=11, sample_index=1), 0)])[0],
-        sample(rows, [drawing_of(Sampling(seed=11 + 2**40), 0)])[0],
+        sample(rows, [drawing_of(base, 0)]).item(),
+        sample(rows, [drawing_of(base, 1)]).item(),
+        sample(rows, [drawing_of(Sampling(seed=12), 0)]).item(),
+        sample(rows, [drawing_of(Sampling(seed=11, sample_index=1), 0)]).item(),
+        sample(rows, [drawing_of(Sampling(seed=11 + 2**40), 0)]).item(),
     }
     assert len(seen) == 5
-    assert sample(rows, [drawing_of(base, 0)]) == sample(rows, [drawing_of(base, 0)])
+    assert sample(rows, [drawing_of(base, 0)]).tolist() == sample(rows, [drawing_of(base, 0)]).tolist()
 
 
 def test_uniform_numbers_are_uniform_and_fixed() -> None:

@@ -127,7 +127,7 @@ class NativeSteps:
         self._program.run(step, self.collectives)
         if self.collectives is not None and logits is not None:
             logits = self.collectives.all_gather(logits)[:, : self._vocab_size]
-            drawn = array("i", [token for _, token in most_likely(logits)])
+            drawn = array("i", most_likely(logits)[1].tolist())
         return drawn, logits
 
     def room_for(self, rows: Ints) -> PooledRows:

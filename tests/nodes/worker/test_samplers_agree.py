@@ -1,4 +1,4 @@
-"""Both samplers, on CPU tensors: token for token the same. `test_sampling_edges.py` has the property of it."""
+"""torch's sampler and that of every native build: the same tokens. `test_sampling_edges.py` has the property of it."""
 
 import math
 
@@ -7,8 +7,8 @@ import torch
 
 from nodes.asks.logit_bias import LogitBias
 from nodes.request import Sampling
-from nodes.worker.draw.device_sampler import sample_on_device
 from nodes.worker.draw.sampler import NOT_DRAWN, Draw, sample
+from tests.nodes.worker.native_rows import check_builds
 from tests.nodes.worker.torch_running import asking, drawing_of
 
 GREEDY = Sampling(temperature=0.0)
@@ -16,8 +16,8 @@ GREEDY = Sampling(temperature=0.0)
 
 def assert_same(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
     before = logits.clone()
-    drawn = sample_on_device(logits, draws).tolist()
-    assert drawn == sample(logits, draws)
+    drawn = sample(logits, draws).tolist()
+    check_builds(logits.float(), draws, drawn)
     assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "the model's logits stay as they are"
     return drawn
 
@@ -32,7 +32,7 @@ def test_a_large_vocabulary() -> None:
     ]  # fmt: skip
     draws = [drawing_of(kinds[i % len(kinds)], i) for i in range(24)]
     together = assert_same(logits, draws)
-    alone = [sample_on_device(logits[i : i + 1], [draws[i]]).item() for i in range(24)]
+    alone = [sample(logits[i : i + 1], [draws[i]]).item() for i in range(24)]
     assert alone == together, "a draw depends neither on the batch nor on the row"
 
 
@@ -73,7 +73,7 @@ def test_greedy_takes_the_first_of_equal_ones() -> None:
 
 
 def test_a_number_near_one_draws_the_last_token_that_has_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("nodes.worker.draw.sampler", "nodes.worker.draw.device_sampler"):
+    for module in ("nodes.worker.draw.sampler", "nodes.worker.ops.native.rows"):
         monkeypatch.setattr(f"{module}.uniform", lambda *_: 1 - 2.0**-53)
     rows = torch.full((1, 3000), -math.inf)
     rows[0, :1500] = 0.1
