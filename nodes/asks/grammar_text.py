@@ -35,6 +35,8 @@ _STEPS_TRIED: Final = 32
 _SHOWN_CHARS: Final = 300
 """Errors quote the grammar."""
 _UNSUPPORTED: Final = ("Unimplemented keys", "Unknown format")
+_PLACES: Final = re.compile(r"(\n\s*while processing|:) json-schema:///\S*")
+"""Of the library's own copy of a schema, which no client has seen."""
 _IS_LARK: Final = re.compile(r"^\s*(?:%llguidance\b|[?!]*start\s*:)", re.MULTILINE)
 """Not as the library tells them apart: to it `?start: x` is GBNF, which vLLM's documents show as Lark."""
 _ONE_SPACE: Final = "[ ]?"
@@ -170,7 +172,7 @@ def _walk(matcher: "LLMatcher") -> None:
 
 
 def _refused(problem: str, param: str, *, strict: bool) -> InvalidAsk:
-    problem = problem.strip().removesuffix("<non-verbose/>").strip()
+    problem = _PLACES.sub("", problem.strip().removesuffix("<non-verbose/>").strip())
     if problem.startswith("NoExtension"):
         return InvalidAsk(f"'{param}' cannot be served: no text matches it.", param)
     shown = problem[:_SHOWN_CHARS]

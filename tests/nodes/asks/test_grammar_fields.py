@@ -102,9 +102,10 @@ def test_annotations_are_cut_and_properties_of_their_names_are_not() -> None:
         },
         "prefixItems": [True, {"deprecated": True}], "items": False,
         "dependencies": {"a": ["b"], "c": {"title": "t"}}, "unknown": {"title": "kept"},
+        "contains": {"$ref": "#/$defs/default"},
     }  # fmt: skip
     assert without_annotations(schema) == {
-        "$defs": {"default": {}},
+        "$defs": {"0": {}}, "contains": {"$ref": "#/$defs/0"},
         "properties": {
             "title": {"type": "string"},
             "anyOf": {"anyOf": [{"enum": [{"title": "kept"}]}], "items": {"const": 1}},
@@ -152,8 +153,11 @@ def test_what_cannot_be_enforced_is_refused_if_strict_and_else_told(schema: dict
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"guided_json": {"$ref": "#"}}, "no text matches"),
-        ({"guided_json": {"$ref": "http://localhost/x"}}, "cannot be compiled"),
+        ({"guided_json": {"$ref": "#"}}, "'#', which leads back to itself"),
+        ({"guided_json": {"$ref": "http://localhost/x"}}, "'http://localhost/x', which is outside of the schema"),
+        ({"guided_json": {"items": {"$ref": "/$defs/a"}, "$defs": {"a": {}}}}, "outside of the schema"),
+        ({"guided_json": {"items": {"$ref": "#/$defs/a"}}}, "where the schema has none"),
+        ({"guided_json": {"$ref": 7}}, "'7', which is no text"),
         ({"guided_json": {"type": "foo"}}, "Invalid type"),
         ({"guided_json": {"enum": []}}, "Unsatisfiable"),
         ({"guided_json": {"type": "string", "pattern": "(?=a)b"}}, "look-around"),
