@@ -42,6 +42,10 @@ class Unwritable(ValueError):
         self.param = tool.param
 
 
+class NoValue(Unwritable):
+    """Nothing fits, in any form."""
+
+
 class CallGrammar(NamedTuple):
     """Of which calls an answer may be. `begin`: the mark of the first, empty if there is none."""
 
@@ -184,13 +188,15 @@ def _lines(tool: OfferedTool) -> str:
     if tool.strict and (found := _first_of(_OF_OBJECTS, tool.parameters, parameters.document)):
         raise Unwritable(tool, f"'{found}' of all arguments cannot be enforced with this model")
     written: list[str] = []
-    refused: list[Unwritable] = []
+    refused: list[NoValue] = []
     try:
         for way in parameters.ways:
             try:
                 written.append(_way(tool, way, parameters))
-            except Unwritable as error:
+            except NoValue as error:
                 refused.append(error)
+    except Unwritable:
+        raise
     except ValueError as error:
         raise Unwritable(tool, str(error)) from None
     if not written:
@@ -206,7 +212,7 @@ def _way(tool: OfferedTool, way: Way, parameters: Parameters) -> str:
             raise Unwritable(tool, f"this model cannot write the name {key[:100]!r} of a parameter")
         value = _value(tool, key, of_key, parameters)
         if not value and key in way.required:
-            raise Unwritable(tool, f"no value fits the required parameter {key[:100]!r}")
+            raise NoValue(tool, f"no value fits the required parameter {key[:100]!r}")
         if not value:
             # As JSON such a property would be left out.
             continue

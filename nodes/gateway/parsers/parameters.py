@@ -13,7 +13,7 @@ from nodes.asks.schema_refs import SchemaDocument, UnresolvedReference
 
 _T = TypeVar("_T")
 _MAX_DEPTH: Final = 16
-"""Of unions in unions, which clients choose; what is deeper is silent."""
+"""Of unions in unions, which clients choose; what is deeper is passed over."""
 _MAX_WAYS: Final = 64
 """To write one tool's arguments: each is a part of its grammar."""
 TEXT_TYPES: Final = frozenset({"string", "str", "text", "varchar", "char", "enum"})
@@ -117,11 +117,14 @@ class Parameters:
         return [[part for parts in chosen for part in parts] for chosen in product(*together)]
 
     def _allowed(self, schema: Any, depth: int) -> Allowed | None:
-        """None: it is being looked at, as it is made of itself."""
+        """None: it is being looked at, as it is made of itself, or is too deep."""
         if schema is False:
             return Allowed(frozenset(), (), ())
-        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        if not isinstance(schema, Mapping):
             return Allowed()
+        if depth > _MAX_DEPTH:
+            self._is_circular = True
+            return None
         names = cast("Mapping[str, Any]", schema)
         if id(names) in self._known:
             return self._known[id(names)][1]
@@ -147,13 +150,13 @@ class Parameters:
             options = [one for one in self._each(listed_in(names, key), depth) if one is not None]
             parts.append(_either(options) if options else None if key in names else Allowed())
         said = reduce(_both, (part for part in parts if part is not None))
-        if said.types or said.texts is not None:
-            return _without_what_cannot_be(said)
-        if None in parts:
-            return None
-        # Not all schemas name the type of what they speak of.
-        shapes = (("object", _OF_OBJECTS), ("array", _OF_ARRAYS))
-        return said._replace(types=frozenset(kind for kind, keys in shapes if any(key in names for key in keys)))
+        if not said.types and said.texts is None:
+            if None in parts:
+                return None
+            # Not all schemas name the type of what they speak of.
+            shapes = (("object", _OF_OBJECTS), ("array", _OF_ARRAYS))
+            said = said._replace(types=frozenset(kind for kind, keys in shapes if any(key in names for key in keys)))
+        return _without_what_cannot_be(said)
 
     def _each(self, schemas: list[Any], depth: int) -> list[Allowed | None]:
         return [self._allowed(one, depth + 1) for one in schemas]
