@@ -43,6 +43,9 @@ _MANY: Final = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
 _BY_NAME: Final = frozenset({"dependencies", "dependentSchemas", "patternProperties", "properties"})
 _DIALECT: Final = re.compile(r"https?://json-schema\.org/draft(-0[4-7]|/2019-09|/2020-12)/schema#?")
 """llguidance takes each of them in one spelling, and refuses all others."""
+_IN_PATTERNS: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<?[=!]", re.DOTALL)
+"""What has to be told apart in a regular expression: escapes, classes, look-around."""
+_UNENFORCED_ESCAPES: Final = frozenset("123456789kbBcZG")
 MAX_SCHEMAS: Final = 32_768
 """A schema takes at least two bytes, and 64 KiB are sent. Looking at so many takes a gateway 50 ms."""
 
@@ -51,20 +54,30 @@ class TooManySchemas(ValueError):
     """There are more than `MAX_SCHEMAS` schemas in a schema."""
 
 
-def without_annotations(schema: Mapping[str, Any], document: SchemaDocument | None = None) -> Schema:
+def without_annotations(
+    schema: Mapping[str, Any], document: SchemaDocument | None = None, *, with_all_patterns: bool = True
+) -> Schema:
     """A copy without annotations; the order of properties is kept, since it is the order of what is drawn.
 
     `document`: where its references are looked up, itself if not given. What they lead to, and nothing else, is under
-    `$defs` of the copy. Raises TooManySchemas, NumberTooLarge, UnresolvedReference.
+    `$defs` of the copy. `with_all_patterns`: also those that no grammar takes. Raises TooManySchemas, NumberTooLarge,
+    UnresolvedReference.
     """
-    return _Copy(document or SchemaDocument(schema)).of(schema)
+    return _Copy(document or SchemaDocument(schema), with_all_patterns=with_all_patterns).of(schema)
+
+
+def is_enforceable(pattern: str) -> bool:
+    """Whether a grammar may hold a text to this regular expression: one with look-around or back-references none."""
+    found = _IN_PATTERNS.findall(pattern)
+    return not any(one[0] == "(" or (one[0] == "\\" and one[1] in _UNENFORCED_ESCAPES) for one in found)
 
 
 class _Copy:
     """Copies are made one after the other, not by recursion: clients choose how deep a schema is."""
 
-    def __init__(self, document: SchemaDocument) -> None:
+    def __init__(self, document: SchemaDocument, *, with_all_patterns: bool) -> None:
         self._document = document
+        self._with_all_patterns = with_all_patterns
         self._left: list[tuple[Mapping[str, Any], Schema]] = []
         self._num_seen = 0
         # Where in the copy those are that are pointed to, by identity.
@@ -92,7 +105,7 @@ class _Copy:
                 if isinstance(value, str) and (dialect := _DIALECT.fullmatch(value)):
                     draft = dialect[1]
                     copy[key] = f"http{'' if draft[0] == '-' else 's'}://json-schema.org/draft{draft}/schema"
-            elif key in _CUT:
+            elif key in _CUT or self._is_left_out(key, value):
                 continue
             elif key in _BY_NAME and isinstance(value, Mapping):
                 copy[key] = {name: self._copied(one) for name, one in cast("Mapping[str, Any]", value).items()}
@@ -100,6 +113,10 @@ class _Copy:
                 copy[key] = [self._copied(one) for one in cast("list[Any]", value)]
             else:
                 copy[key] = self._copied(value) if key in _ONE else value
+
+    def _is_left_out(self, key: str, value: Any) -> bool:
+        is_pattern = key == "pattern" and isinstance(value, str)
+        return is_pattern and not self._with_all_patterns and not is_enforceable(value)
 
     def _copied(self, one: Any) -> Any:
         if not isinstance(one, Mapping):

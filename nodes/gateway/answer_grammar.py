@@ -166,7 +166,8 @@ def arguments_schema(tool: OfferedTool) -> dict[str, Any]:
 def _held(tool: OfferedTool, schema: Mapping[str, Any], document: SchemaDocument) -> dict[str, Any]:
     """What of a schema is enforced. Raises Unwritable."""
     try:
-        return without_annotations(schema, document)
+        # Who writes a server's schemas does not know what calls it: zod's email has look-ahead.
+        return without_annotations(schema, document, with_all_patterns=tool.strict)
     except (TooManySchemas, NumberTooLarge, UnresolvedReference) as error:
         raise Unwritable(tool, str(error) or "it has too many schemas") from None
 

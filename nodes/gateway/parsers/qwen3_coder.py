@@ -72,9 +72,10 @@ class Qwen3CoderCalls(Calls):
                 return
             yield from cursor.expect(_PARAMETER)
             key = name_of((yield from cursor.until(">", _KEY_LIMIT)))
-            line_end = "\r\n" if (yield from cursor.literal("\r\n")) else "\n"
-            if line_end == "\n":
-                yield from cursor.literal("\n")
+            line_end = ""
+            for one in ("\r\n", "\n"):
+                if not line_end and (yield from cursor.literal(one)):
+                    line_end = one
             self._arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
             before, names = ", ", names - {key}
             allowed = parameters.of_key(key)
@@ -106,8 +107,10 @@ class Qwen3CoderCalls(Calls):
         cursor = self.cursor
         text = cursor.text
         for found in _ENDS.finditer(text, cursor.taken):
-            # A line that ends as none before it is part of the value.
-            at = found.start() + (line_end == "\n" and found[0][0] == "\r")
+            # The line end before the mark is the value's where there is none before the value.
+            size = found[0].index("<")
+            is_value = not line_end and found["end"] == _PARAMETER_END
+            at = found.start() + size - (0 if is_value else min(size, len(line_end) or size))
             if found["next"]:
                 ended, after = self._begins_another(found.end(), others), found.start("next")
             elif found["end"] == _PARAMETER_END:
@@ -141,9 +144,8 @@ class Qwen3CoderCalls(Calls):
         found = yield from self._typed_end(allowed)
         end, after = (cursor.taken + distance for distance in found)
         raw = cursor.text[cursor.taken : end]
-        raw = raw.removesuffix(line_end) if raw.endswith(line_end) else raw.removesuffix("\n")
         cursor.pos = after
-        self._arguments(json_of(raw, allowed))
+        self._arguments(json_of(raw.removesuffix(line_end), allowed))
 
     def _typed_end(self, allowed: Allowed) -> Reading[tuple[int, int]]:
         """Where the value ends, and where reading goes on after it, as distances from what was taken."""

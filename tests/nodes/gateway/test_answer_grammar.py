@@ -230,8 +230,8 @@ def test_whatever_schema_programs_write_is_enforced(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", FORMS)
-def test_a_thousand_schemas_as_programs_write_them_are_enforced(name: str) -> None:
-    check_drawn(name, range(1000))
+def test_three_hundred_schemas_as_programs_write_them_are_enforced(name: str) -> None:
+    check_drawn(name, range(300))
 
 
 def check_drawn(name: str, seeds: range) -> None:
@@ -274,6 +274,21 @@ def test_arguments_of_which_a_tool_has_alternatives(name: str) -> None:
         assert check_calls(
             [call for _, call in read(text, job, of, "").calls], [{"name": "f", "parameters": parameters}]
         )
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+def test_a_pattern_that_no_grammar_takes_is_left_out_unless_the_tool_is_strict(name: str) -> None:
+    # As zod 4 writes an email; no model is asked for what a server of tools wrote.
+    email = {"type": "string", "format": "email", "pattern": r"^(?!\.)(?!.*\.\.)[a-z.]+@([a-z]+\.)+[a-z]{2,}$"}
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"to": {"type": "array", "items": email}}}}
+    of = form(name)
+    job = with_calls(chat([tool], tool_choice="required"), of)
+    check_asks(job.prepare.checks)
+    assert [accepts(written(of, ("f", {"to": [to]})), job, of) for to in ("a@b.de", "a")] == [True, False]
+    strict = with_calls(chat([tool | {"strict": True}]), of)
+    with pytest.raises(InvalidAsk, match=r"the regular expression .*: look-around, .* is not supported") as caught:
+        check_asks(strict.prepare.checks)
+    assert caught.value.param == "tools.0.function.parameters"
 
 
 def test_properties_that_a_part_forbids_are_not_written() -> None:

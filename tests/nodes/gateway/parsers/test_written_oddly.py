@@ -68,6 +68,13 @@ ODD: list[tuple[str, str, list[Any]]] = [
     ("qwen3_coder", "<tool_call>\r\n<function=get>\r\n<parameter=n>\r\n1\r\n</parameter>\r\n<parameter=s>\r\nx\r\ny\r\n"
      "</parameter>\r\n</function>\r\n</tool_call>", [{"n": 1, "s": "x\r\ny"}]),
     ("qwen3_coder", "<function=get>\n<parameter=s>\nx\r\n</parameter>\n</function>", [{"s": "x\r"}]),
+    # Blanks around a text are its own, and so is a line end if the value began within the line.
+    ("qwen3_coder", "<function=get>\n<parameter=s>\n    if x:\n        y\n\n</parameter>\n</function>",
+     [{"s": "    if x:\n        y\n"}]),
+    ("qwen3_coder", "<function=get><parameter=s>x\n</parameter></function>", [{"s": "x\n"}]),
+    ("qwen3_coder", "<function=get><parameter=s>x\r\n</parameter></function>", [{"s": "x\r\n"}]),
+    ("qwen3_coder", "<function=get>\r\n<parameter=s>\r\nx\n</parameter></function>", [{"s": "x"}]),
+    ("qwen3_coder", "<function=get><parameter=s>x\n<parameter=n>1</parameter></function>", [{"s": "x", "n": 1}]),
     ("qwen3_coder", "<function=get>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>", N),
     ("qwen3_coder", "<tool_call>\n<function=get>\n<parameter=s>\nx\n<parameter=n>\n1\n</parameter>\n</function>",
      [{"s": "x", "n": 1}]),
