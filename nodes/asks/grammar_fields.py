@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from nodes.asks.ask import Fields, InvalidAsk
 from nodes.asks.schema_annotations import TooManySchemas, without_annotations
 from nodes.asks.schema_numbers import NumberTooLarge, Schema
+from nodes.asks.schema_refs import UnresolvedReference
 
 Kind = Literal["json", "regex", "grammar", "tags"]
 """`grammar`: llguidance's Lark, or GBNF. `tags`: `StructuralTags` as JSON."""
@@ -107,10 +108,6 @@ def wanted_of(body: Mapping[str, Any]) -> Wanted | None:
         )
     try:
         return found[0][2](found[0][1], found[0][0]) if found else None
-    except TooManySchemas:
-        raise InvalidAsk(f"The schema in '{found[0][0]}' is too large.", found[0][0]) from None
-    except NumberTooLarge as error:
-        raise InvalidAsk(f"The schema in '{found[0][0]}' cannot be enforced: {error}.", found[0][0]) from None
     # Raised at some thousand nested brackets; what llguidance reads has 128.
     except RecursionError:
         raise InvalidAsk(f"The schema in '{found[0][0]}' is nested too deeply.", found[0][0]) from None
@@ -176,7 +173,17 @@ def _of_schema(schema: str | Schema, param: str) -> Wanted:
             schema = msgspec.json.decode(schema, type=Schema)
         except msgspec.DecodeError as error:
             raise InvalidAsk(f"'{param}' is not a JSON schema: {error}.", param) from None
-    return Wanted("json", _compact(without_annotations(schema)), param)
+    return Wanted("json", _compact(_held(schema, param)), param)
+
+
+def _held(schema: Schema, param: str) -> Schema:
+    """What of a schema is enforced."""
+    try:
+        return without_annotations(schema)
+    except TooManySchemas:
+        raise InvalidAsk(f"The schema in '{param}' is too large.", param) from None
+    except (NumberTooLarge, UnresolvedReference) as error:
+        raise InvalidAsk(f"The schema in '{param}' cannot be enforced: {error}.", param) from None
 
 
 def _compact(schema: Schema) -> str:
@@ -218,6 +225,9 @@ def _of_structures(form: StructuralTagFormat, param: str) -> Wanted:
             raise InvalidAsk(f"'{where}' starts with none of the triggers.", where)
     tags = {
         "triggers": form.triggers,
-        "structures": [[one.begin, without_annotations(one.schema), one.end] for one in form.structures],
+        "structures": [
+            [one.begin, _held(one.schema, f"{param}.structures.{index}.schema"), one.end]
+            for index, one in enumerate(form.structures)
+        ],
     }
     return Wanted("tags", _compact(tags), param)

@@ -35,6 +35,10 @@ _STEPS_TRIED: Final = 32
 _SHOWN_CHARS: Final = 300
 """Errors quote the grammar."""
 _UNSUPPORTED: Final = ("Unimplemented keys", "Unknown format")
+_PLACES: Final = re.compile(r"(\n\s*while processing|:) json-schema:///\S*")
+"""Of the library's own copy of a schema, which no client has seen."""
+_EMPTY: Final = re.compile(r"Regex is empty:.*", re.DOTALL)
+_BAD_REGEX: Final = re.compile(r"regex parse error:\n\s*(.*?)\n[\s^]*\nerror: (.*)", re.DOTALL)
 _IS_LARK: Final = re.compile(r"^\s*(?:%llguidance\b|[?!]*start\s*:)", re.MULTILINE)
 """Not as the library tells them apart: to it `?start: x` is GBNF, which vLLM's documents show as Lark."""
 _ONE_SPACE: Final = "[ ]?"
@@ -170,7 +174,7 @@ def _walk(matcher: "LLMatcher") -> None:
 
 
 def _refused(problem: str, param: str, *, strict: bool) -> InvalidAsk:
-    problem = problem.strip().removesuffix("<non-verbose/>").strip()
+    problem = _in_words(problem.strip().removesuffix("<non-verbose/>").strip())
     if problem.startswith("NoExtension"):
         return InvalidAsk(f"'{param}' cannot be served: no text matches it.", param)
     shown = problem[:_SHOWN_CHARS]
@@ -178,6 +182,14 @@ def _refused(problem: str, param: str, *, strict: bool) -> InvalidAsk:
         advice = "Leave it out, or do without 'strict': it is ignored then"
         return UnsupportedSchema(f"'{param}' cannot be enforced: {shown}. {advice}.", param)
     return InvalidAsk(f"'{param}' cannot be compiled: {shown}.", param)
+
+
+def _in_words(problem: str) -> str:
+    """Without what only the library knows of: its places in a schema, its notation of expressions, its drawings."""
+    problem = _EMPTY.sub("no text fits all that is said of it", _PLACES.sub("", problem))
+    if found := _BAD_REGEX.fullmatch(problem):
+        return f"the regular expression {found[1]!r}: {found[2]}"
+    return problem
 
 
 @cache

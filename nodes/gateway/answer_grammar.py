@@ -11,10 +11,12 @@ from typing import Any, Final, NamedTuple, cast
 from nodes.asks.grammar_text import json_options
 from nodes.asks.schema_annotations import TooManySchemas, without_annotations
 from nodes.asks.schema_numbers import NumberTooLarge
+from nodes.asks.schema_refs import SchemaDocument, UnresolvedReference
 from nodes.gateway.parsers.harmony import HarmonyParser
+from nodes.gateway.parsers.parameters import TEXT_TYPES, Parameters, Way, listed_in
 from nodes.gateway.parsers.thinking import Thinking
 from nodes.gateway.parsers.written import NAME, CallForm, lark_of
-from nodes.gateway.parsers.xml_values import MAX_DEPTH, TEXT_TYPES, json_as, type_of, types_of
+from nodes.gateway.parsers.xml_values import json_of, name_of
 from nodes.gateway.tool_fields import OfferedTool
 
 _TEXT: Final = r"TEXT: /(.|\n)*/"
@@ -22,10 +24,12 @@ _VALUE_END: Final = "</parameter>"
 _LINE_END: Final = f"\n{_VALUE_END}\n"
 # Keys that no line can hold, and what of a text only its whole value could tell.
 _OBJECT: Final = {"type": "object"}
-_NO_KEY: Final = re.compile(r"[>\n]|^$")
+_NO_KEY: Final = re.compile(r"[>\n]|^$|.{256}")
 _CONTAINERS: Final = frozenset({"array", "object"})
 _NUMBERS: Final = frozenset({"integer", "number"})
 _UNENFORCED: Final = ("pattern", "format", "minLength", "maxLength")
+# Of all arguments together, which are written one by one.
+_OF_OBJECTS: Final = ("minProperties", "maxProperties", "patternProperties", "enum", "const")
 # Of a number that is written as any text may be.
 _OF_NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const")
 
@@ -36,6 +40,10 @@ class Unwritable(ValueError):
     def __init__(self, tool: OfferedTool, why: str) -> None:
         super().__init__(f"Arguments of '{tool.name}' cannot be kept to '{tool.param}': {why}.")
         self.param = tool.param
+
+
+class NoValue(Unwritable):
+    """Nothing fits, in any form."""
 
 
 class CallGrammar(NamedTuple):
@@ -64,11 +72,13 @@ class CallGrammar(NamedTuple):
         ]
         rules.append(f"call: {self._any('call')}")
         if form.as_lines:
-            # To the first mark, where the parser may end it too. A text that may be a container begins with no bracket.
+            # To the first mark, or line that begins a parameter, where the parser may end it too. A text that may be a
+            # container begins with no bracket.
             end = _escaped(_VALUE_END)
+            within = r"~/(.|\n)*\n<parameter=(.|\n)*/"
             rules.append(r'text_line: text_value "\n"')
-            rules.append(rf"text_value[lazy]: /(.|\n)*{end}/")
-            rules.append(rf"plain_text[lazy]: /(\n|[^ \n\t\r\f\v\[{{(](.|\n)*)?{end}/")
+            rules.append(rf"text_value[lazy]: /(.|\n)*{end}/ & {within}")
+            rules.append(rf"plain_text[lazy]: /(\n|[^ \n\t\r\f\v\[{{(](.|\n)*)?{end}/ & {within}")
             rules.append(r"KEY: /[^>\n]+/")
         calls = f"{lark_of(form.opening, marks)} call {self._more(marks)}"
         if must_call:
@@ -139,19 +149,27 @@ def _any_arguments(form: CallForm) -> str:
 def _arguments(tool: OfferedTool, form: CallForm) -> str:
     """Lark of a tool's arguments."""
     schema = arguments_schema(tool)
-    return _lines(tool, schema) if form.as_lines else _json(schema, strict=tool.strict)
+    return _lines(tool) if form.as_lines else _json(schema, strict=tool.strict)
 
 
 def arguments_schema(tool: OfferedTool) -> dict[str, Any]:
     """What a tool's arguments have to be. Raises Unwritable."""
-    try:
-        schema = without_annotations(dict(tool.parameters))
-    except (TooManySchemas, NumberTooLarge) as error:
-        raise Unwritable(tool, str(error) or "it has too many schemas") from None
-    kind: Any = schema.get("type", "object")
+    given = tool.parameters
+    kind: Any = given.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in cast("list[Any]", kind)):
         raise Unwritable(tool, f"they are an object, and the schema's type is {json.dumps(kind)[:100]}")
-    return {**schema, "type": "object"}
+    if "$ref" in given:
+        return _held(tool, {"allOf": [given, _OBJECT]}, SchemaDocument(given))
+    return {**_held(tool, given, SchemaDocument(given)), "type": "object"}
+
+
+def _held(tool: OfferedTool, schema: Mapping[str, Any], document: SchemaDocument) -> dict[str, Any]:
+    """What of a schema is enforced. Raises Unwritable."""
+    try:
+        # Who writes a server's schemas does not know what calls it: zod's email has look-ahead.
+        return without_annotations(schema, document, with_all_patterns=tool.strict)
+    except (TooManySchemas, NumberTooLarge, UnresolvedReference) as error:
+        raise Unwritable(tool, str(error) or "it has too many schemas") from None
 
 
 def json_term(schema: str, *, strict: bool) -> str:
@@ -165,110 +183,90 @@ def _json(schema: Mapping[str, Any], *, strict: bool) -> str:
     return "%json " + json.dumps(described, ensure_ascii=False, separators=(",", ":"))
 
 
-def _lines(tool: OfferedTool, schema: Mapping[str, Any]) -> str:
+def _lines(tool: OfferedTool) -> str:
     """Arguments as lines `<parameter=KEY>`, value, `</parameter>`, in the order of the schema."""
-    properties, required = _properties(tool, schema)
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    parameters = Parameters(tool.parameters)
+    if tool.strict and (found := _first_of(_OF_OBJECTS, tool.parameters, parameters.document)):
+        raise Unwritable(tool, f"'{found}' of all arguments cannot be enforced with this model")
+    written: list[str] = []
+    refused: list[NoValue] = []
+    try:
+        for way in parameters.ways:
+            try:
+                written.append(_way(tool, way, parameters))
+            except NoValue as error:
+                refused.append(error)
+    except Unwritable:
+        raise
+    except ValueError as error:
+        raise Unwritable(tool, str(error)) from None
+    if not written:
+        raise refused[0]
+    return written[0] if len(written) == 1 else f"({' | '.join(f'({one})' for one in written)})"
+
+
+def _way(tool: OfferedTool, way: Way, parameters: Parameters) -> str:
+    """Lark of lines. Raises Unwritable."""
     lines: list[str] = []
-    for key, of_key in properties.items():
-        if _NO_KEY.search(key):
+    for key, of_key in way.properties.items():
+        if _NO_KEY.search(key) or name_of(key) != key:
             raise Unwritable(tool, f"this model cannot write the name {key[:100]!r} of a parameter")
-        value = _value(tool, of_key, shared)
-        if not value and key in required:
-            raise Unwritable(tool, f"no value fits the required parameter {key[:100]!r}")
+        value = _value(tool, key, of_key, parameters)
+        if not value and key in way.required:
+            raise NoValue(tool, f"no value fits the required parameter {key[:100]!r}")
         if not value:
             # As JSON such a property would be left out.
             continue
         line = f"{_quoted(f'<parameter={key}>' + chr(10))} {value}"
-        lines.append(line if key in required else f"({line})?")
-    if missing := required - properties.keys():
+        lines.append(line if key in way.required else f"({line})?")
+    if missing := way.required - way.properties.keys():
         raise Unwritable(tool, f"nothing describes the required parameter {min(missing)[:100]!r}")
-    return " ".join(lines)
+    return " ".join(lines) or '""'
 
 
-def _properties(tool: OfferedTool, schema: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """By name, and which of them are required."""
-    properties: Any = schema.get("properties", {})
-    required: Any = schema.get("required", [])
-    if not isinstance(properties, dict):
-        raise Unwritable(tool, "'properties' is no object")
-    if not isinstance(required, list) or not all(isinstance(one, str) for one in cast("list[Any]", required)):
-        raise Unwritable(tool, "'required' is no list of names")
-    return cast("dict[str, Any]", properties), set(cast("list[str]", required))
-
-
-def _value(tool: OfferedTool, given: Any, shared: Mapping[str, Any]) -> str:
+def _value(tool: OfferedTool, key: str, schema: Any, parameters: Parameters) -> str:
     """Lark of a value and the end of its line as `xml_values` reads them; empty if no value fits."""
-    schema: Mapping[str, Any] = cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
-    kinds, texts = types_of(given), _texts(given)
-    others = _types_beside_text(schema, kinds)
-    if texts is None:
+    own, read = parameters.allowed(schema), parameters.of_key(key)
+    others = own.other_types
+    if own.texts is None:
+        if read.other_types - own.types:
+            # The parser does not know which way an answer takes.
+            raise Unwritable(tool, f"{key[:100]!r} is any text in one alternative, and something else in another")
         unheld = _UNENFORCED if not others & _NUMBERS else _UNENFORCED + _OF_NUMBERS
-        if tool.strict and (found := _first_of(unheld, schema)):
+        if tool.strict and (found := _first_of(unheld, schema, parameters.document)):
             raise Unwritable(tool, f"'{found}' of a text cannot be enforced with this model")
         # Numbers and null are read from a text too.
         if not (others := others & _CONTAINERS):
             return "text_line"
-    # The parser reads some as something else, as it would `null` beside null.
-    written = [one for one in texts or () if _VALUE_END not in one and json.loads(json_as(one, kinds)) == one]
-    terms = ['plain_text "\\n"'] if texts is None else [f"{_quoted(one)} {_quoted(_LINE_END)}" for one in written]
+        terms = ['plain_text "\\n"']
+    else:
+        # The parser reads some as something else, as it would `null` beside null.
+        written = [one for one in own.texts if _VALUE_END not in one and json.loads(json_of(one, read)) == one]
+        terms = [f"{_quoted(one)} {_quoted(_LINE_END)}" for one in written]
     if others:
-        kept = {**shared, **schema} if texts == [] else {**shared, "allOf": [schema, {"type": sorted(others)}]}
-        terms.append(f"{_json(kept, strict=tool.strict)} {_quoted(_LINE_END)}")
+        is_plain = not own.types & TEXT_TYPES and "type" in schema
+        kept = schema if is_plain else {"allOf": [schema, {"type": sorted(others)}]}
+        held = _held(tool, kept, parameters.document)
+        terms.append(f"{_json(held, strict=tool.strict)} {_quoted(_LINE_END)}")
     return f"({' | '.join(terms)})" if terms else ""
 
 
-def _first_of(keys: Sequence[str], schema: Mapping[str, Any]) -> str | None:
+def _first_of(keys: Sequence[str], schema: Any, document: SchemaDocument) -> str | None:
     """Which of these keys a schema has, or one of those that it is made of."""
-    left = [schema]
+    left, seen = [schema], set[int]()
     # Not by recursion: clients choose how deep it is.
     while left:
         one = left.pop()
-        if found := [key for key in keys if key in one]:
+        if not isinstance(one, Mapping) or id(cast("Any", one)) in seen:
+            continue
+        part = cast("Mapping[str, Any]", one)
+        seen.add(id(part))
+        if found := [key for key in keys if key in part]:
             return found[0]
-        parts = [part for union in ("anyOf", "oneOf", "allOf") for part in _list(one, union)]
-        left += [cast("Mapping[str, Any]", part) for part in parts if isinstance(part, dict)]
+        if "$ref" in part:
+            left.append(document.target(part))
+        left += [inner for union in ("anyOf", "oneOf", "allOf") for inner in listed_in(part, union)]
     return None
-
-
-def _texts(given: Any, depth: int = 0) -> list[str] | None:
-    """The texts among the values that a schema lists; None: it takes others too."""
-    if depth > MAX_DEPTH:
-        return None
-    if given is False or not types_of(given) & TEXT_TYPES:
-        return []
-    schema: Mapping[str, Any] = cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
-    lists = [None if (listed := _listed(schema)) is None else [one for one in listed if isinstance(one, str)]]
-    for key in ("anyOf", "oneOf"):
-        options = [_texts(option, depth + 1) for option in _list(schema, key)]
-        if options and None not in options:
-            lists.append([one for option in options for one in option or ()])
-    lists += [_texts(option, depth + 1) for option in _list(schema, "allOf")]
-    known = [dict.fromkeys(one) for one in lists if one is not None]
-    return [one for one in known[0] if all(one in other for other in known)] if known else None
-
-
-def _types_beside_text(schema: Mapping[str, Any], kinds: set[str]) -> set[str]:
-    """Types of which a value may be, if it is no text; of those that are listed, if some are."""
-    others = kinds - TEXT_TYPES
-    listed = _listed(schema)
-    if listed is None:
-        return others
-    found = {type_of(one) for one in listed}
-    return others & (found | ({"number"} if "integer" in found else set()))
-
-
-def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The values that a schema lists by itself."""
-    if "const" in schema:
-        return [schema["const"]]
-    return _list(schema, "enum") if "enum" in schema else None
-
-
-def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
-    # What is no list is refused by the schema's own check.
-    found: Any = schema.get(key)
-    return cast("list[Any]", found) if isinstance(found, list) else []
 
 
 def _quoted(text: str) -> str:

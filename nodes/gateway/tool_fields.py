@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -12,11 +12,6 @@ from nodes.gateway.tool_types import CallOneOf, CallThis, FunctionDefinition, Na
 
 MAX_TOOL_BYTES: Final = 1 << 20
 """Of one chat's tools: a prompt of 100,000 tokens. It is rendered by a process that others wait for."""
-
-_MAX_REFS: Final = 8
-"""From name to name: more is a circle."""
-_MAX_RESOLVED: Final = 4096
-"""Schemas of one tool: a union that names itself ten times would be resolved for an hour."""
 
 
 class OfferedTool(NamedTuple):
@@ -129,46 +124,7 @@ def _named(offered: Collection[OfferedTool], name: str, param: str) -> OfferedTo
 
 
 def _offered(function: FunctionDefinition, where: str) -> OfferedTool:
-    param = f"{where}.parameters"
-    try:
-        parameters = _resolved(function.parameters or {})
-    except RecursionError:
-        raise BadRequest(f"'{param}' is nested too deeply.", param=param, code="invalid_value") from None
-    return OfferedTool(function.name, parameters, bool(function.strict), param)
-
-
-def _resolved(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With each property's own type where it is said elsewhere: parsers of values that are no JSON go by it."""
-    properties = parameters.get("properties")
-    # Pydantic 1 writes the first of these names, pydantic 2 the other.
-    shared = {**_named_schemas(parameters, "definitions"), **_named_schemas(parameters, "$defs")}
-    if not shared or not isinstance(properties, dict):
-        return parameters
-
-    num_left = _MAX_RESOLVED
-
-    def resolved(schema: Any, depth: int = 0) -> Any:
-        nonlocal num_left
-        num_left -= 1
-        if not isinstance(schema, dict) or num_left < 0:
-            return schema  # pyright: ignore[reportUnknownVariableType] - of JSON
-        fields = cast("dict[str, Any]", schema)
-        ref = fields.get("$ref")
-        if isinstance(ref, str) and (name := ref.rpartition("/")[2]) in shared and depth < _MAX_REFS:
-            named = {key: value for key, value in fields.items() if key != "$ref"} | shared[name]
-            return resolved(named, depth + 1)
-        unions = {key: fields[key] for key in ("anyOf", "oneOf", "allOf") if isinstance(fields.get(key), list)}
-        return fields | {key: [resolved(one, depth) for one in union] for key, union in unions.items()}
-
-    own = cast("dict[str, Any]", properties)
-    return {**parameters, "properties": {key: resolved(schema) for key, schema in own.items()}}
-
-
-def _named_schemas(parameters: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    named: Any = parameters.get(where)
-    if not isinstance(named, dict):
-        return {}
-    return {name: one for name, one in cast("dict[str, Any]", named).items() if isinstance(one, dict)}
+    return OfferedTool(function.name, function.parameters or {}, bool(function.strict), f"{where}.parameters")
 
 
 def _rendered(functions: Sequence[FunctionDefinition], param: str, within: str) -> bytes:

@@ -1,6 +1,7 @@
 """Text with calls in it: what every form of writing a call shares."""
 
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Final
@@ -17,6 +18,8 @@ from nodes.gateway.parsers.written import CallForm
 OfferedTools = Mapping[str, Mapping[str, Any]]
 # Around a name there may be a blank, a quote or a namespace; more is not a name.
 NAME_SLACK: Final = 32
+# Whose value is a tool's name.
+_NAMES: Final = ("name", "function")
 # What models write beside name and arguments. Any other key first, and it is an answer in JSON, which is not held.
 _PASSED_OVER: Final = ("id", "type")
 
@@ -92,6 +95,7 @@ class Calls(Stage):
     def _begin_call(self, name: str) -> None:
         self._index += 1
         self._open = self._made_calls = True
+        self._all_is_text = False
         self._events.append(CallBegin(self._index, name, self.cursor.take()))
 
     def _arguments(self, text: str) -> None:
@@ -123,40 +127,49 @@ class Calls(Stage):
         cursor, scanner = self.cursor, JsonScanner()
         while True:
             cursor.pos = scanner.scan(cursor.text, cursor.pos)
-            self._arguments(cursor.text[cursor.taken : cursor.pos])
+            self._arguments(scanner.escaped(cursor.text, cursor.taken, cursor.pos))
             if scanner.done:
                 return
             if scanner.broken or cursor.closed:
                 raise NotACall
             yield
 
-    def _json_call(self) -> Reading[None]:
-        """A call as one object with name and arguments, in any order; a few short values are passed over."""
+    def _json_call(self, *, is_inner: bool = False) -> Reading[None]:
+        """A call as one object with name and arguments, in any order; a few short values are passed over.
+
+        `is_inner`: it is the `function` of an object like those of the API. The call is whole with its arguments, of
+        which models forget the brace that follows.
+        """
         cursor = self.cursor
         name: str | None = None
         held: str | None = None
         num_passed = 0
+        is_read = False
         yield from cursor.expect("{")
         while True:
             key = yield from self._string()
             yield from cursor.blanks()
             yield from cursor.expect(":")
             yield from cursor.blanks()
-            if key == "name" and name is None:
+            if key == "function" and name is held is None and not is_inner and (yield from cursor.ahead("{")):
+                yield from self._json_call(is_inner=True)
+                is_read = True
+            elif key in _NAMES and name is None and not is_read:
                 name = self._known((yield from self._string()))
                 if held is not None:
                     self._begin_call(name)
                     self._arguments(held)
-            elif key in self.argument_keys and not self._all_is_text and not self._open:
-                if not (yield from cursor.ahead("{")):
-                    raise NotACall
-                if name is None:
-                    self._all_is_text = True
-                    held = yield from cursor.value()
-                else:
+            elif key in self.argument_keys and not (self._all_is_text or self._open or is_read):
+                if name is not None and (yield from cursor.ahead("{")):
                     self._begin_call(name)
                     yield from self._object()
-            elif key in _PASSED_OVER or self._open:
+                else:
+                    self._all_is_text = True
+                    held = _object_of((yield from cursor.value()))
+                    if name is not None:
+                        self._begin_call(name)
+                        self._arguments(held)
+            elif key in _PASSED_OVER or self._open or is_read:
                 yield from cursor.value(self.value_limit)
                 num_passed += 1
             else:
@@ -164,12 +177,18 @@ class Calls(Stage):
             yield from cursor.blanks()
             if num_passed > len(_PASSED_OVER) or not (yield from cursor.literal(",")):
                 break
+        if self._open:
+            yield from cursor.literal("}")
+            self._end_call()
+            return
         yield from cursor.expect("}")
-        if not self._open:
-            if name is None or not self.bare:
-                raise NotACall
-            self._begin_call(name)
-            self._arguments("{}")
+        if is_read:
+            self._emit_mark()
+            return
+        if name is None or not self.bare:
+            raise NotACall
+        self._begin_call(name)
+        self._arguments("{}")
         self._end_call()
 
     def _string(self) -> Reading[str]:
@@ -177,3 +196,22 @@ class Calls(Stage):
         if not (yield from self.cursor.ahead('"')):
             raise NotACall
         return json.loads((yield from self.cursor.value(self.value_limit)))
+
+
+def _object_of(value: str) -> str:
+    """Arguments that are an object, or JSON of one as a text, which is how the API says them; nothing is no argument.
+
+    Raises NotACall.
+    """
+    if value.startswith("{"):
+        return value
+    inner: Any = json.loads(value) if value.startswith('"') else None
+    if not isinstance(inner, str):
+        raise NotACall
+    text = inner.strip() or "{}"
+    scanner = JsonScanner()
+    if not text.startswith("{") or scanner.scan(text, 0) < len(text) or not scanner.done:
+        raise NotACall
+    text = scanner.escaped(text, 0, len(text))
+    # Half of a surrogate pair, escaped in the outer text, is no text by itself.
+    return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)

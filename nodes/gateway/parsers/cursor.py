@@ -95,17 +95,27 @@ class Cursor:
             yield
 
     def value(self, limit: int = sys.maxsize) -> Reading[str]:
-        """Reads one JSON value of at most `limit` characters, and returns it as written."""
+        """Reads one JSON value of at most `limit` characters, and returns it as JSON."""
         offset = self.pos - self.taken
         scanner = JsonScanner()
+        has_controls = False
         while True:
             self.pos = scanner.scan(self.text, self.pos)
+            has_controls = has_controls or bool(scanner.controls)
             too_long = self.pos - self.taken - offset > limit
             if scanner.done and not too_long:
-                return self.text[self.taken + offset : self.pos]
+                written = self.text[self.taken + offset : self.pos]
+                return as_json(written) if has_controls else written
             if scanner.broken or too_long or self.closed:
                 raise NotACall
             yield
+
+
+def as_json(written: str) -> str:
+    """A whole value that may have line ends in strings, as JSON."""
+    scanner = JsonScanner()
+    scanner.scan(written, 0)
+    return scanner.escaped(written, 0, len(written))
 
 
 def held_suffix(text: str, marks: Iterable[str]) -> int:

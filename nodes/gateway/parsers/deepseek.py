@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from typing_extensions import override
 
-from nodes.gateway.parsers.calls import NAME_SLACK, Calls
+from nodes.gateway.parsers.calls import Calls
 from nodes.gateway.parsers.cursor import Reading
 from nodes.gateway.parsers.written import NAME, CallForm
 
@@ -19,7 +19,10 @@ _FENCE: Final = "```"
 
 
 class DeepSeekV31Calls(Calls):
-    """Name, separator, object. The mark around all calls may be missing."""
+    """Name, separator, object. The mark around all calls may be missing; there may be fences around the object.
+
+    Distilled models have the template of one version and write as the other one: each is read as both are written.
+    """
 
     begin: ClassVar[str] = _CALLS
     form: ClassVar[CallForm] = CallForm(f"{_CALL}{NAME}{_SEPARATOR}", _CALL_END, opening=_CALLS, closing=_CALLS_END)
@@ -35,8 +38,10 @@ class DeepSeekV31Calls(Calls):
             yield from cursor.expect(_CALL)
         while True:
             yield from self._call((yield from self._name()))
-            yield from self._after_arguments()
             yield from cursor.blanks()
+            if (yield from cursor.literal(_FENCE)):
+                self._emit_mark()
+                yield from cursor.blanks()
             if (yield from cursor.literal(_CALL_END)):
                 self._emit_mark()
             yield from cursor.blanks()
@@ -46,10 +51,16 @@ class DeepSeekV31Calls(Calls):
             self._emit_mark()
 
     def _name(self) -> Reading[str]:
-        return (yield from self.cursor.until(_SEPARATOR, self.name_limit)).strip()
-
-    def _after_arguments(self) -> Reading[None]:
-        yield from ()
+        cursor = self.cursor
+        name = yield from cursor.until(_SEPARATOR, self.name_limit)
+        yield from cursor.blanks()
+        if not (yield from cursor.ahead("{")) and not (yield from cursor.ahead(_FENCE)):
+            # What was read is the kind of call.
+            name = yield from cursor.until("\n", self.name_limit)
+            yield from cursor.blanks()
+        if (yield from cursor.literal(_FENCE)):
+            yield from cursor.literal("json")
+        return name.strip()
 
 
 class DeepSeekV3Calls(DeepSeekV31Calls):
@@ -62,18 +73,3 @@ class DeepSeekV3Calls(DeepSeekV31Calls):
         between="\n",
         closing=_CALLS_END,
     )
-
-    @override
-    def _name(self) -> Reading[str]:
-        yield from self.cursor.until(_SEPARATOR, NAME_SLACK)
-        name = (yield from self.cursor.until("\n", self.name_limit)).strip()
-        yield from self.cursor.blanks()
-        if (yield from self.cursor.literal(_FENCE)):
-            yield from self.cursor.literal("json")
-        return name
-
-    @override
-    def _after_arguments(self) -> Reading[None]:
-        yield from self.cursor.blanks()
-        if (yield from self.cursor.literal(_FENCE)):
-            self._emit_mark()

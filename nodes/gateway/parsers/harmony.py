@@ -82,8 +82,9 @@ class HarmonyParser(Calls):
             raise NotACall
         recipient: str = header["first"] or header["second"] or ""
         self._all_is_text = bool(recipient)
-        if recipient.startswith(_FUNCTIONS):
-            yield from self._call(recipient.removeprefix(_FUNCTIONS))
+        name = self._name_in(recipient)
+        if recipient.startswith(_FUNCTIONS) or name in self.tools:
+            yield from self._call(name)
             self._in_message = False
             yield from cursor.blanks()
             for end in _ENDS:
@@ -96,3 +97,9 @@ class HarmonyParser(Calls):
             self._emit_mark()
             self._kind = Reasoning if header["channel"] == _ANALYSIS else Text
             self._in_gap, self._in_message = False, True
+
+    def _name_in(self, recipient: str) -> str:
+        """Of a tool: models leave out what goes before it, and the blank between it and the type."""
+        name = recipient.removeprefix(_FUNCTIONS)
+        glued = name.removesuffix("json")
+        return glued if name not in self.tools and glued in self.tools else name

@@ -1,6 +1,7 @@
 r"""Hermes 2 and 3, Qwen 2.5 and Qwen 3: `<tool_call>\n{"name": …, "arguments": {…}}\n</tool_call>`."""
 
-from typing import ClassVar
+import re
+from typing import ClassVar, Final
 
 from typing_extensions import override
 
@@ -8,9 +9,13 @@ from nodes.gateway.parsers.calls import Calls
 from nodes.gateway.parsers.cursor import Reading
 from nodes.gateway.parsers.written import NAME, CallForm
 
+_CLOSED: Final = re.compile(r"[} \t\r\n]*")
+
 
 class HermesCalls(Calls):
-    """One object between two marks; the call ends with its object, whether its closing mark comes or not."""
+    """An object between two marks, or several. A call ends with its object, whether its closing mark comes or not, and
+    whether or not too many braces come before that.
+    """
 
     begin: ClassVar[str] = "<tool_call>"
     end: ClassVar[str] = "</tool_call>"
@@ -21,8 +26,14 @@ class HermesCalls(Calls):
     @override
     def _calls(self, trigger: str) -> Reading[None]:
         self.cursor.pos += len(trigger)
-        yield from self.cursor.blanks()
-        yield from self._json_call()
-        yield from self.cursor.blanks()
-        if (yield from self.cursor.literal(self.end)):
-            self._emit_mark()
+        while True:
+            yield from self.cursor.blanks()
+            yield from self._json_call()
+            yield from self.cursor.run(_CLOSED)
+            if (yield from self.cursor.literal(self.end)):
+                self._emit_mark()
+                return
+            self.cursor.pos = self.cursor.taken
+            yield from self.cursor.blanks()
+            if not (yield from self.cursor.ahead("{")):
+                return

@@ -1,5 +1,9 @@
-"""Reads one JSON value of text that comes in pieces: where it ends, and where it stops being JSON."""
+"""Reads one JSON value of text that comes in pieces: where it ends, and where it stops being JSON.
 
+Models write line ends and tabs into strings as they are; they can be told from all else, and are escaped.
+"""
+
+import json
 import re
 from enum import Enum, auto
 from typing import Final
@@ -28,9 +32,13 @@ class _Next(Enum):
 
 
 class JsonScanner:
-    """`scan` reads on from where it was, until the value is `done` or `broken`; what it passed over is its own."""
+    """`scan` reads on from where it was, until the value is `done` or `broken`; what it passed over is its own.
+
+    `controls`: where in the text of the last scan strings have characters that JSON escapes.
+    """
 
     def __init__(self) -> None:
+        self.controls: list[int] = []
         self.done = False
         self.broken = False
         self._next = _Next.VALUE
@@ -39,8 +47,14 @@ class JsonScanner:
         self._hex = 0
         self._word = ""
 
+    @property
+    def in_string(self) -> bool:
+        """Whether what was read ends within a string."""
+        return not self.broken and self._next in (_Next.STRING, _Next.ESCAPE, _Next.HEX)
+
     def scan(self, text: str, pos: int) -> int:
         """Reads `text` from `pos`; returns the position up to which it is (the beginning of) the value."""
+        self.controls = []
         while pos < len(text) and not self.done and not self.broken:
             if self._next is _Next.STRING:
                 pos = self._string(text, pos)
@@ -54,6 +68,14 @@ class JsonScanner:
                 if pos < len(text):
                     pos = self._structure(text[pos], pos)
         return pos
+
+    def escaped(self, text: str, begin: int, end: int) -> str:
+        """A part of the text of the last scan as JSON."""
+        pieces: list[str] = []
+        for pos in self.controls:
+            pieces += text[begin:pos], json.dumps(text[pos])[1:-1]
+            begin = pos + 1
+        return "".join((*pieces, text[begin:end]))
 
     def _structure(self, char: str, pos: int) -> int:
         following = self._next
@@ -98,8 +120,7 @@ class JsonScanner:
         if text[pos] == "\\":
             self._next = _Next.ESCAPE
         elif text[pos] != '"':
-            self.broken = True
-            return pos
+            self.controls.append(pos)
         elif self._is_key:
             self._next = _Next.COLON
         else:

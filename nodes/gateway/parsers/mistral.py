@@ -17,7 +17,7 @@ _CALL_ID: Final = re.compile(r"[0-9A-Za-z]*")
 
 
 class MistralCalls(Calls):
-    """A list of objects, or a name and its arguments."""
+    """A list of objects, one object alone, or a name and its arguments."""
 
     begin: ClassVar[str] = "[TOOL_CALLS]"
     triggers: ClassVar[tuple[str, ...]] = (begin,)
@@ -37,6 +37,9 @@ class MistralCalls(Calls):
         cursor = self.cursor
         cursor.pos += len(trigger)
         yield from cursor.blanks()
+        if (yield from cursor.ahead("{")):
+            yield from self._json_call()
+            return
         if not (yield from cursor.literal("[")):
             yield from self._named()
             return

@@ -8,7 +8,7 @@ import pytest
 
 from nodes.asks import InvalidAsk, check_asks, field_of, grammar_text
 from nodes.asks.grammar_text import _unanchored
-from nodes.asks.schema_annotations import MAX_SCHEMAS, TooManySchemas, without_annotations
+from nodes.asks.schema_annotations import MAX_SCHEMAS, TooManySchemas, is_enforceable, without_annotations
 from nodes.request import Asked
 from tests.nodes.asks.grammars import schema_of, sent
 
@@ -102,9 +102,10 @@ def test_annotations_are_cut_and_properties_of_their_names_are_not() -> None:
         },
         "prefixItems": [True, {"deprecated": True}], "items": False,
         "dependencies": {"a": ["b"], "c": {"title": "t"}}, "unknown": {"title": "kept"},
+        "contains": {"$ref": "#/$defs/default"},
     }  # fmt: skip
     assert without_annotations(schema) == {
-        "$defs": {"default": {}},
+        "$defs": {"0": {}}, "contains": {"$ref": "#/$defs/0"},
         "properties": {
             "title": {"type": "string"},
             "anyOf": {"anyOf": [{"enum": [{"title": "kept"}]}], "items": {"const": 1}},
@@ -115,6 +116,36 @@ def test_annotations_are_cut_and_properties_of_their_names_are_not() -> None:
     assert [*without_annotations({"properties": {"z": {}, "a": {}}})["properties"]] == ["z", "a"]
     with pytest.raises(TooManySchemas):
         without_annotations({"anyOf": [{}] * (MAX_SCHEMAS + 1)})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_taken"),
+    [
+        (r"^\d{4}-\d\d$", True), (r"^https?:\/\/[\w\-.]+$", True), (r"(?:a|b)(?<year>c)", True), (r"\(?=a", True),
+        (r"[(?=]", True), (r"[\]1(?!]", True), (r"\\1", True), (r"^\p{L}+\u4e00$", True),
+        (r"(?=a)", False), (r"a(?!b)", False), (r"(?<=a)b", False), (r"(?<!a)b", False), (r"(a)\1", False),
+        (r"\bfoo\b", False), (r"(?<y>a)\k<y>", False), (r"\\\1", False), (r"[a]\1", False), (r"\cJ", False),
+    ],
+)  # fmt: skip
+def test_patterns_that_grammars_take(pattern: str, is_taken: bool) -> None:
+    assert is_enforceable(pattern) == is_taken
+    schema = {"items": {"type": "string", "pattern": pattern}}
+    kept = without_annotations(schema, with_all_patterns=False)["items"]
+    assert kept == (schema["items"] if is_taken else {"type": "string"})
+    asks = sent(guided_json=schema)
+    if is_taken:
+        check_asks(asks)
+    else:
+        with pytest.raises(InvalidAsk):
+            check_asks(asks)
+
+
+def test_what_only_the_library_knows_of_is_not_told() -> None:
+    wrong = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "string", "format": "email", "pattern": "^[0-9]+$"}}}
+    with pytest.raises(InvalidAsk) as raised:
+        check_asks(sent(guided_json=wrong))
+    told = "'guided_json' cannot be compiled: Unsatisfiable schema: no text fits all that is said of it."
+    assert raised.value.message == told
 
 
 def test_a_schema_counts_without_its_annotations() -> None:
@@ -152,8 +183,11 @@ def test_what_cannot_be_enforced_is_refused_if_strict_and_else_told(schema: dict
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"guided_json": {"$ref": "#"}}, "no text matches"),
-        ({"guided_json": {"$ref": "http://localhost/x"}}, "cannot be compiled"),
+        ({"guided_json": {"$ref": "#"}}, "'#', which leads back to itself"),
+        ({"guided_json": {"$ref": "http://localhost/x"}}, "'http://localhost/x', which is outside of the schema"),
+        ({"guided_json": {"items": {"$ref": "/$defs/a"}, "$defs": {"a": {}}}}, "outside of the schema"),
+        ({"guided_json": {"items": {"$ref": "#/$defs/a"}}}, "where the schema has none"),
+        ({"guided_json": {"$ref": 7}}, "'7', which is no text"),
         ({"guided_json": {"type": "foo"}}, "Invalid type"),
         ({"guided_json": {"enum": []}}, "Unsatisfiable"),
         ({"guided_json": {"type": "string", "pattern": "(?=a)b"}}, "look-around"),

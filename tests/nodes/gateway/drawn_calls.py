@@ -147,8 +147,10 @@ def written(of: AnswerForm, *calls: tuple[str, Any]) -> str:
 
     def said(name: str, arguments: Any) -> str:
         if not form.as_lines:
-            return form.head.replace("NAME", name) + json.dumps(arguments) + form.tail
-        values = {key: one if isinstance(one, str) else json.dumps(one) for key, one in arguments.items()}
+            return form.head.replace("NAME", name) + json.dumps(arguments, ensure_ascii=False) + form.tail
+        values = {
+            key: one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for key, one in arguments.items()
+        }
         lines = "".join(f"<parameter={key}>\n{one}\n</parameter>\n" for key, one in values.items())
         return form.head.replace("NAME", name) + lines + form.tail
 

@@ -1,6 +1,7 @@
 """Whatever is drawn under the grammar of a form of calls is read by its parser as valid calls."""
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.nodes.gateway.drawn_calls import (
     read,
     written,
 )
+from tests.nodes.gateway.drawn_parameters import drawn_tool
 
 CITY = {"type": "string", "enum": ["Rome", "Oslo"]}
 DAYS = {"type": "integer", "minimum": 1, "maximum": 9}
@@ -34,6 +36,7 @@ TOOLS: Any = [
         "properties": {"kind": {"$ref": "#/$defs/Kind"}, "tags": {"type": "array", "items": CITY, "maxItems": 2}},
         "$defs": {"Kind": {"type": "string", "enum": ["a", "b"]}}}},
 ]  # fmt: skip
+PATTERN = {"type": "string", "pattern": "b"}
 ROME, NOTE = ("weather", {"city": "Rome"}), ("note.add", {"kind": "a", "tags": []})
 
 
@@ -163,12 +166,24 @@ def test_a_grammar_begins_after_a_message_of_reasoning() -> None:
          "no value fits the required parameter 'a'"),
         ("qwen3_coder", {"type": "object", "properties": 5}, "'properties' is no object"),
         ("qwen3_coder", {"type": "object", "required": True}, "'required' is no list of names"),
-        ("qwen3_coder", {"type": "object", "properties": {"a": {"type": "string", "pattern": "b"}}},
+        ("qwen3_coder", {"type": "object", "properties": {"a": PATTERN}},
          "'pattern' of a text cannot be enforced"),
         ("qwen3_coder", {"type": "object", "properties": {"a": {"anyOf": [{"type": "string", "minLength": 2}, {}]}}},
          "'minLength' of a text cannot be enforced"),
         ("qwen3_coder", {"type": "object", "properties": {"a": {"type": ["string", "integer"], "minimum": 2}}},
          "'minimum' of a text cannot be enforced"),
+        ("qwen3_coder", {"properties": {"a": {"$ref": "#/$defs/x%20y"}}, "$defs": {"x y": PATTERN}},
+         "'pattern' of a text cannot be enforced"),
+        ("qwen3_coder", {"properties": {"'a'": {}}}, "cannot write the name"),
+        ("qwen3_coder", {"properties": {"a": {}}, "minProperties": 1},
+         "'minProperties' of all arguments cannot be enforced"),
+        ("qwen3_coder", {"anyOf": [{"properties": {"a": {"type": kind}}} for kind in ("string", "integer")]},
+         "'a' is any text in one alternative, and something else in another"),
+        ("qwen3_coder", {"allOf": [{"anyOf": [{}] * 9}] * 2}, "there are more than 64 ways to write them"),
+        *((name, parameters, why) for name in FORMS for parameters, why in (
+            ({"properties": {"a": {"$ref": "#/$defs/x~1y"}}}, r"'#/\$defs/x~1y', where the schema has none"),
+            ({"items": {"$ref": "x.json"}}, r"'\$ref' is 'x.json', which is outside of the schema"),
+            ({"$ref": "#"}, r"'\$ref' is '#', which leads back to itself"))),
     ],
 )  # fmt: skip
 def test_what_no_grammar_describes(name: str, parameters: Any, why: str) -> None:
@@ -205,6 +220,88 @@ def test_a_property_without_a_value_is_left_out() -> None:
         job = with_calls(chat([tool], tool_choice="required"), form(name))
         check_asks(job.prepare.checks)
         assert [accepts(written(form(name), ("f", {"b": one})), job, form(name)) for one in (1, 2)] == [True, False]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_whatever_schema_programs_write_is_enforced(name: str) -> None:
+    check_drawn(name, range(12))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", FORMS)
+def test_three_hundred_schemas_as_programs_write_them_are_enforced(name: str) -> None:
+    check_drawn(name, range(300))
+
+
+def check_drawn(name: str, seeds: range) -> None:
+    """A call has to be written, and each valid one may be: required, and if the tool is strict."""
+    of, tail = form(name), TAILS.get(name, "")
+    for seed in seeds:
+        parameters, arguments = drawn_tool(random.Random(seed))
+        tool = {"name": "f", "parameters": parameters}
+        required = with_calls(chat([tool], tool_choice="required"), of)
+        strict = with_calls(chat([tool | {"strict": True}]), of)
+        for job in (required, strict):
+            check_asks(job.prepare.checks)
+            assert accepts(written(of, ("f", arguments)), job, of), (parameters, arguments)
+        text, is_over = drawn(required, of, seed, tail)
+        assert is_over, (parameters, text)
+        assert check_calls([call for _, call in read(text, required, of, tail).calls], [tool]), (parameters, text)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+def test_arguments_of_which_a_tool_has_alternatives(name: str) -> None:
+    ways = [
+        {"properties": {"kind": {"const": "city"}, "city": {"type": "string"}}, "required": ["kind", "city"]},
+        {"$ref": "#/$defs/Point"},
+    ]
+    point = {"properties": {"kind": {"const": "point"}, "x": {"type": "number"}}, "required": ["kind", "x"]}
+    parameters = {"type": "object", "oneOf": ways, "$defs": {"Point": point}}
+    of = form(name)
+    job = with_calls(chat([{"name": "f", "parameters": parameters}], tool_choice="required"), of)
+    check_asks(job.prepare.checks)
+    for arguments, is_valid in (
+        ({"kind": "city", "city": "Rome"}, True),
+        ({"kind": "point", "x": 7}, True),
+        ({"kind": "point", "city": "Rome"}, False),
+        ({"kind": "city"}, False),
+    ):
+        assert accepts(written(of, ("f", arguments)), job, of) == is_valid
+    for seed in range(6):
+        text, is_over = drawn(job, of, seed, "")
+        assert is_over
+        assert check_calls(
+            [call for _, call in read(text, job, of, "").calls], [{"name": "f", "parameters": parameters}]
+        )
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+def test_a_pattern_that_no_grammar_takes_is_left_out_unless_the_tool_is_strict(name: str) -> None:
+    # As zod 4 writes an email; no model is asked for what a server of tools wrote.
+    email = {"type": "string", "format": "email", "pattern": r"^(?!\.)(?!.*\.\.)[a-z.]+@([a-z]+\.)+[a-z]{2,}$"}
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"to": {"type": "array", "items": email}}}}
+    of = form(name)
+    job = with_calls(chat([tool], tool_choice="required"), of)
+    check_asks(job.prepare.checks)
+    assert [accepts(written(of, ("f", {"to": [to]})), job, of) for to in ("a@b.de", "a")] == [True, False]
+    strict = with_calls(chat([tool | {"strict": True}]), of)
+    with pytest.raises(InvalidAsk, match=r"the regular expression .*: look-around, .* is not supported") as caught:
+        check_asks(strict.prepare.checks)
+    assert caught.value.param == "tools.0.function.parameters"
+
+
+def test_properties_that_a_part_forbids_are_not_written() -> None:
+    parameters = {
+        "allOf": [
+            {"properties": {"a": {"type": "integer"}, "b": {}}, "additionalProperties": False},
+            {"properties": {"a": {"minimum": 3}, "c": {"type": "string"}}, "required": ["a"]},
+        ]
+    }
+    of = form("qwen3_coder")
+    job = with_calls(chat([{"name": "f", "parameters": parameters}], tool_choice="required"), of)
+    given = [{"a": 3}, {"a": 2}, {"a": 3, "b": "x"}, {"a": 3, "c": "x"}]
+    assert [accepts(written(of, ("f", one)), job, of) for one in given] == [True, False, True, False]
 
 
 N_OBJECT = {
@@ -257,7 +354,7 @@ def test_a_text_in_lines_ends_with_the_first_mark(schema: Any) -> None:
     for ends, value in ((text, "Rome"), (text.replace("Rome\n", "Rome"), "Rome"), (text.replace("Rome\n", ""), "")):
         assert accepts(ends, job, of)
         assert [json.loads(call.arguments) for _, call in read(ends, job, of, "").calls] == [{"a": value}]
-    for goes_on in (text.replace("Rome", text), text.replace("Rome\n", text)):
+    for goes_on in (text.replace("Rome", text), text.replace("Rome\n", text), text.replace("Rome", "R\n<parameter=b>")):
         assert not accepts(goes_on, job, of)
 
 

@@ -162,8 +162,8 @@ async def asked(ring: Any, client: httpx.AsyncClient, text: str, **body: Any) ->
         (called("get", "{}") + called("patch", '{"input":""}'), [("function_call", "get", None, "{}"),
          ("custom_tool_call", "patch", None, "")]),
         (called("other", "{}"), [("message", called("other", "{}"))]),
-        (f"A{called('get', '{')}", [("message", "A"), ("function_call", "get", None, "{}"),
-         ("message", "</tool_call>")]),
+        (f"A{called('get', '{]')}", [("message", "A"), ("function_call", "get", None, "{"),
+         ("message", "]}</tool_call>")]),
     ],
 )  # fmt: skip
 @pytest.mark.settings(context_length=400)

@@ -38,22 +38,6 @@ def refused(*messages: Any, **fields: Any) -> str | None:
     return caught.value.param
 
 
-def test_a_union_that_names_itself_many_times_is_resolved_as_far_as_it_is_any_use() -> None:
-    union = {"anyOf": [{"type": "string"}, *[{"$ref": "#/$defs/Self"}] * 12]}
-    parameters = {"properties": {"a": {"$ref": "#/$defs/Self"}}, "$defs": {"Self": union}}
-    # Were it resolved as far as names go, no clock would see the end.
-    [offered] = chat(tools=[tool("f", parameters=parameters)]).tools.offered
-    assert offered.parameters["properties"]["a"]["anyOf"][0] == {"type": "string"}
-
-
-def test_unions_that_are_nested_too_deeply_to_be_resolved() -> None:
-    schema: Any = {"$ref": "#/$defs/Text"}
-    for _ in range(400):
-        schema = {"anyOf": [schema]}
-    parameters = {"properties": {"a": schema}, "$defs": {"Text": {"type": "string"}}}
-    assert refused(tools=[tool("f", parameters=parameters)]) == "tools.0.function.parameters"
-
-
 def choice(**given: Any) -> Any:
     return {"type": "function", "function": given}
 

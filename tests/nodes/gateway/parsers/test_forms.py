@@ -111,7 +111,7 @@ def test_a_call_without_arguments_has_none():
     assert answer("qwen3_coder", "<tool_call><function=get></function></tool_call>").calls == [("get", "{}")]
 
 
-@pytest.mark.parametrize("arguments", ['"{}"', "[1]", "null", "{'n': 1}", "{n: 1}"])
+@pytest.mark.parametrize("arguments", ['"[]"', '"{n: 1}"', '"{} 1"', '"{"', "7", "[1]", "null", "{'n': 1}", "{n: 1}"])
 def test_arguments_that_are_no_object_make_no_call(arguments):
     text = '<tool_call>{"name": "get", "arguments": ' + arguments + "}</tool_call>"
     assert answer("hermes", text) == (text, "", [])
