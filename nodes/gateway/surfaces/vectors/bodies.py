@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from nodes.gateway.openai_types import CacheSalt
+from nodes.gateway.cache_scope import CacheSalt
 from nodes.gateway.request_names import MAX_CHARS
 from nodes.gateway.truncation import TruncationFields
 from nodes.request import TokenId

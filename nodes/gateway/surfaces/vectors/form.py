@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol
 from msgspec import Struct
 
 from nodes.gateway.body_reader import BodyReader
+from nodes.gateway.cache_scope import scope_of
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.surfaces.vectors.answers import VectorUsage
@@ -94,7 +95,7 @@ class FormReader:
             default_tokens=1,
             prepare=Prepare(
                 request_id=request_id,
-                extra_key="\0".join(key for key in (body.cache_salt, body.extra_key) if key),
+                extra_key=scope_of(body.cache_salt, body.extra_key),
                 truncate_to=truncate_to,
                 truncate_end=keeps_first,
                 asks=[VECTORS],

@@ -27,10 +27,10 @@ def test_texts_and_ids() -> None:
 
 
 def test_what_goes_to_the_tokenizer() -> None:
-    body = {"input": ["abc"], "priority": -1, "request_id": "mine", "cache_salt": "tenant", "user": "u", "more": 1}
+    body = {"input": ["abc"], "priority": -1, "request_id": "mine", "extra_key": "tenant", "user": "u", "more": 1}
     job = job_of("/v1/embeddings", EMBEDDING, body)
     assert (job.kind, job.prepare.asks, job.n, job.priority) == ("mean", [VECTORS], 1, -1)
-    assert (job.client_id, job.prepare.extra_key, job.unknown_fields) == ("mine", "tenant", ["more"])
+    assert (job.client_id, job.prepare.extra_key, job.unknown_fields) == ("mine", ":tenant", ["more"])
     assert (job.prepare.truncate_to, job.own.inputs.add_special_tokens) == (0, True)
     assert job_of("/classify", CLASSES, {"input": "a", "add_special_tokens": False}).own.inputs[4] is False
 
