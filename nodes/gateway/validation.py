@@ -106,7 +106,7 @@ class Job(NamedTuple):
 
 def check_model(name: str | None, config: GatewayConfig) -> None:
     """Raise `UnknownModel` for a name that is not served."""
-    if name is not None and name not in config.served_names:
+    if name is not None and name not in config.taken_names:
         served = "', '".join(config.served_names)
         message = f"The model '{name[:200]}' does not exist; this server has '{served}'."
         raise UnknownModel(message, param="model")

@@ -23,7 +23,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/generate": {"text": "hi"},
     "/embed": {"inputs": "hi"},
     "/encode": {"text": "hi"},
-    **{path: {"input": "hi"} for path in ("/v1/embeddings", "/embeddings", "/classify")},
+    **{path: {"input": "hi"} for path in ("/v1/embeddings", "/embeddings", "/classify", "/v1/classify")},
     **{path: {"text_1": "a", "text_2": "b"} for path in ("/score", "/v1/score")},
     **{path: {"query": "a", "documents": ["b"]} for path in ("/rerank", "/v1/rerank", "/v2/rerank")},
 }

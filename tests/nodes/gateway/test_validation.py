@@ -289,6 +289,10 @@ def test_values_that_contradict_each_other() -> None:
     assert refused(chat, continue_final_message=True, add_generation_prompt=True).param == "continue_final_message"
 
 
+def test_a_model_that_a_router_does_not_know_is_none() -> None:
+    assert text(model="unknown").prepare == text().prepare
+
+
 def test_an_unknown_model() -> None:
     error = refused(text, model="gpt-99")
     assert (error.status, error.param, error.code) == (404, "model", "model_not_found")

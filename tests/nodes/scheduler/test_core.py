@@ -894,12 +894,18 @@ def test_figures(world: World) -> None:
     assert (stats["mesh_scheduler_num_running"], stats["mesh_scheduler_num_waiting"]) == (1, 0)
     assert stats['mesh_scheduler_pages{state="running"}'] > 0
     assert 0 < stats["mesh_scheduler_kv_usage_ratio"] < 1
+    cache = world.cores["m"].cache
+    held = stats["mesh_scheduler_load_tokens"]
+    assert held == (cache.num_pages - cache.num_available()) * cache.page_size >= 9
+    world.submit(prompt(5), "m", max_tokens=4)
+    assert world.cores["m"].stats()["mesh_scheduler_load_tokens"] == held + 5, "what waits is to be done, too"
     with pytest.raises(AssertionError, match="1 running sequences"):
         world.cores["m"].assert_idle()
     world.settle()
     stats = world.cores["m"].stats()
-    assert stats["mesh_scheduler_output_tokens_total"] == len(request.output_ids)
-    assert (stats["mesh_scheduler_prompt_tokens_total"], stats["mesh_scheduler_kv_usage_ratio"]) == (9, 0)
+    assert stats["mesh_scheduler_output_tokens_total"] == len(request.output_ids) + 4
+    assert (stats["mesh_scheduler_prompt_tokens_total"], stats["mesh_scheduler_kv_usage_ratio"]) == (14, 0)
+    assert stats["mesh_scheduler_load_tokens"] == 0, "what only the cache holds is no load"
     assert all(isinstance(value, float) for value in stats.values())
 
 

@@ -5,7 +5,7 @@ A route that has two forms has the fields of both: which form a body is of follo
 
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from nodes.gateway.cache_scope import CacheSalt
 from nodes.gateway.request_names import MAX_CHARS
@@ -18,6 +18,7 @@ Texts = str | Annotated[list[str], Meta(min_length=1)]
 Dimensions = Annotated[int, Meta(ge=1, lt=2**31)]
 Direction = Literal["left", "right", "Left", "Right"]
 _Name = Annotated[str, Meta(max_length=MAX_CHARS)]
+_Most = Annotated[int, Meta(ge=0, lt=2**31)]
 _MAX_INSTRUCT_CHARS: Final = 4096
 """It stands before each document of a call, and says what a sentence or two can."""
 
@@ -128,12 +129,14 @@ Documents = Annotated[list[str | DocumentText], Meta(min_length=1)]
 
 class RerankBody(ScoredBody, frozen=True, kw_only=True):
     """POST /v1/rerank, as at Jina and Cohere. `top_n` 0: all. Documents are answered unless `return_documents` is
-    false.
+    false. A body that names a `rid`, even null, is that of SGLang's router, and is answered as it reads answers.
     """
 
     query: str
     documents: Documents
-    top_n: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    rid: _Name | UnsetType | None = UNSET  # pyright: ignore[reportIncompatibleVariableOverride] - only here
+    top_n: _Most | None = None
+    top_k: _Most | None = None
     return_documents: bool | None = None
 
 
@@ -142,7 +145,7 @@ class AnyRerankBody(ScoredBody, frozen=True, kw_only=True):
 
     query: str
     documents: Documents | None = None
-    top_n: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    top_n: _Most | None = None
     return_documents: bool | None = None
     texts: Annotated[list[str], Meta(min_length=1)] | None = None
     truncate: bool | None = None

@@ -79,8 +79,8 @@ def test_only_what_the_model_can_serve_is_in_the_document() -> None:
     scored = {path for path in VECTORS if "score" in path or "rerank" in path}
     assert paths(None) == set()
     assert paths(EMBEDDING) == scored | {"/v1/embeddings", "/embeddings", "/embed", "/encode"}
-    assert paths(SCORE) == paths(YES_NO) == scored | {"/classify", "/encode"}
-    assert paths(CLASSES) == {"/classify", "/encode"}
+    assert paths(SCORE) == paths(YES_NO) == scored | {"/classify", "/v1/classify", "/encode"}
+    assert paths(CLASSES) == {"/classify", "/v1/classify", "/encode"}
 
 
 @pytest.mark.parametrize("kind", OF_KINDS)
