@@ -17,6 +17,8 @@ Input = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
 Texts = str | Annotated[list[str], Meta(min_length=1)]
 Dimensions = Annotated[int, Meta(ge=1, lt=2**31)]
 Direction = Literal["left", "right", "Left", "Right"]
+InputType = Literal["query", "passage", "document", "search_query", "search_document", "classification", "clustering"]
+"""What a text is for, in the words of NIM, Voyage and Cohere."""
 _Name = Annotated[str, Meta(max_length=MAX_CHARS)]
 _Most = Annotated[int, Meta(ge=0, lt=2**31)]
 _MAX_INSTRUCT_CHARS: Final = 4096
@@ -44,6 +46,26 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "lora_path": (),
     # SGLang's scores of a model that generates: logprobs of some tokens after a prompt.
     "label_token_ids": (),
+    # At /v1/embeddings they are served; elsewhere the route or its own fields say it.
+    "input_type": (),
+    "truncate": (False, "NONE"),
+    # Words of Jina's, Voyage's, Cohere's and NIM's for what has another name here, or what no model here does.
+    "task": (),
+    "prompt": (),
+    "instruction": (),
+    "truncation": (False,),
+    "normalized": (),
+    "embedding_type": ("float",),
+    "output_dtype": ("float",),
+    "late_chunking": (False,),
+    "return_multivector": (False,),
+    "return_embeddings": (False,),
+    "images": ([],),
+    "modality": ("text", ["text"]),
+    "max_tokens": (),
+    # vLLM's names for `use_activation` before it had this one.
+    "activation": (True,),
+    "softmax": (True,),
 }
 """By field: the values that change nothing. `null` is one of them for every field."""
 
@@ -61,7 +83,9 @@ class VectorBody(TruncationFields, frozen=True, kw_only=True):
 
 
 class EmbeddingsBody(VectorBody, frozen=True, kw_only=True):
-    """POST /v1/embeddings. `use_activation` is vLLM's name for `normalize`."""
+    """POST /v1/embeddings. `use_activation` is vLLM's name for `normalize`. `input_type` chooses one of the model's
+    prompts. `truncate` names the side that tokens of what is too long are taken from, as at NIM; true is `END`.
+    """
 
     input: Input
     encoding_format: Literal["float", "base64"] | None = None
@@ -69,6 +93,8 @@ class EmbeddingsBody(VectorBody, frozen=True, kw_only=True):
     normalize: bool | None = None
     use_activation: bool | None = None
     prompt_name: str | None = None
+    input_type: InputType | None = None
+    truncate: bool | Literal["NONE", "START", "END"] | None = None
     add_special_tokens: bool | None = None
 
 
@@ -146,6 +172,7 @@ class AnyRerankBody(ScoredBody, frozen=True, kw_only=True):
     query: str
     documents: Documents | None = None
     top_n: _Most | None = None
+    top_k: _Most | None = None
     return_documents: bool | None = None
     texts: Annotated[list[str], Meta(min_length=1)] | None = None
     truncate: bool | None = None
@@ -167,9 +194,25 @@ EITHER: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "EncodeBody": (("text", "prompt_name"), ("input_ids",)),
     "ScoreBody": (("text_1", "text_2"), ("queries", "documents")),
     "AnyRerankBody": (
-        ("documents", "top_n", "return_documents", "use_activation", "truncate_prompt_tokens", "truncation_side"),
+        (
+            "documents",
+            "top_n",
+            "top_k",
+            "return_documents",
+            "use_activation",
+            "truncate_prompt_tokens",
+            "truncation_side",
+        ),
         ("texts", "raw_scores", "return_text", "truncate", "truncation_direction"),
     ),
     "ClassifyBody": (("input", "use_activation", "add_special_tokens"), ("text",)),
 }
 """Of bodies with two forms: the fields that only one of them has; the first ones of each are what it needs."""
+
+EXCLUSIVE: Final[dict[str, tuple[tuple[str, str], ...]]] = {
+    "EmbeddingsBody": (("prompt_name", "input_type"), ("normalize", "use_activation")),
+    "EmbedBody": (("truncation_side", "truncation_direction"),),
+    "RerankBody": (("top_n", "top_k"),),
+    "AnyRerankBody": (("top_n", "top_k"),),
+}
+"""Of each body, two names of one thing: with both given, one of them would do nothing."""

@@ -16,7 +16,9 @@ from nodes.gateway.surfaces.vectors.answers import Rank, Reranked, RerankedList,
 from nodes.gateway.surfaces.vectors.bodies import AnyRerankBody, DocumentText, RerankBody, ScoreBody, ScoredBody
 from nodes.gateway.surfaces.vectors.form import (
     CUT_AS_AT_TEI,
+    DOCUMENT,
     EMBEDDING,
+    QUERY,
     SCORES,
     Computed,
     Form,
@@ -35,9 +37,6 @@ _BEFORE: Final = (
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 )
 _AFTER: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-_QUERY: Final = ("query",)
-_DOCUMENT: Final = ("document", "passage", "corpus")
-"""Prompts by which sentence-transformers tells the two, where a model has some of these names."""
 
 _ENCODE = msgspec.json.Encoder().encode
 
@@ -57,7 +56,7 @@ class _Pairs(NamedTuple):
             message = "'instruct' is not supported by this model: its template has no place for it."
             raise BadRequest(message, param="instruct", code="unsupported_parameter")
         if pooling.kind == "embedding":
-            before, after = prompt_of(pooling, _QUERY), prompt_of(pooling, _DOCUMENT)
+            before, after = prompt_of(pooling, QUERY), prompt_of(pooling, DOCUMENT)
             texts = [*(before + text for text in self.firsts), *(after + text for text in self.seconds)]
             return Inputs([*self.first_names, *self.names], texts)
         firsts = self.firsts if len(self.firsts) > 1 else [*self.firsts] * len(self.seconds)
@@ -167,7 +166,7 @@ def _results(
     body: RerankBody | AnyRerankBody, texts: Sequence[str], ranked: Sequence[tuple[int, float]]
 ) -> list[Reranked]:
     shown = body.return_documents is not False
-    most = body.top_n or (isinstance(body, RerankBody) and body.top_k) or len(ranked)
+    most = body.top_n or body.top_k or len(ranked)
     return [
         Reranked(index=index, relevance_score=score, document=DocumentText(text=texts[index]) if shown else UNSET)
         for index, score in ranked[:most]
