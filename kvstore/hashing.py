@@ -1,7 +1,7 @@
 """Chained content hashes: a page's hash names its tokens and everything before them.
 
 `hash(page) = blake2b(parent hash + the page's token ids as little-endian u32)`, 16 bytes. The first page's parent is a
-root hash of what else determines the KV of one pool: the extra key (cache salt). Equal hashes therefore mean equal KV,
+root hash of what else says whose pages may meet: the extra key of a request. Equal hashes therefore mean equal KV,
 in any pool of one layout. Used by the prefix cache, routing and everything that follows cache events.
 """
 

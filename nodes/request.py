@@ -123,9 +123,10 @@ class StopRules(HotPart, frozen=True):
 class RequestSpec(HotPart, frozen=True):
     """What a client wants of one sample of its prompt: the same for every attempt, and handed on in parts.
 
-    A smaller `priority` goes first. `extra_key` keeps cached pages from requests with another one. `shown_ids` are
-    special tokens that are part of the text even so with `skip_special_tokens`. `kind` is `TOKENS` or one
-    of `VECTOR_KINDS`: then nothing is drawn, and `sampling` and `stop` mean nothing. Of a pair of texts, the second
+    A smaller `priority` goes first. `extra_key` keeps cached pages from requests with another one. A gateway makes it
+    of a call's `cache_salt` and `extra_key`: a hash of the one in hexadecimal, a colon, the other; nothing for neither.
+    `shown_ids` are special tokens that are part of the text even so with `skip_special_tokens`. `kind` is `TOKENS` or
+    one of `VECTOR_KINDS`: then nothing is drawn, and `sampling` and `stop` mean nothing. Of a pair of texts, the second
     begins at token `second_from` (0: it is no pair), for models that tell them apart. `client` is who asks: all
     requests of one name share its part of a scheduler, which is `weight` (1 to `MAX_WEIGHT`) times that of a client of
     weight 1.

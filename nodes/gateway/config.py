@@ -127,6 +127,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (self.model_name, *self.aliases)
 
     @property
+    def taken_names(self) -> tuple[str, ...]:
+        """What `model` of a body may be. SGLang's router writes `unknown` where its client has named none."""
+        return (*self.served_names, "unknown")
+
+    @property
     def gives(self) -> str:
         """What the model's vectors are, and the routes that have them."""
         return "no vectors" if self.pooling is None else _GIVEN[self.pooling.kind]

@@ -264,6 +264,7 @@ class GatewayApp:
         posts: dict[str, Handler] = {
             **_generating(service, validator, observer, budget, kept) | control.posts,
             COUNT_TOKENS: pages.count_tokens,
+            RESPONSE + "/cancel": responses.cancel,
             "/tokenize": pages.tokenize,
             "/detokenize": pages.detokenize,
         }

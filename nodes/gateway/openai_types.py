@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 
 from nodes.asks import fields_of
+from nodes.gateway.cache_scope import CacheSalt
 from nodes.gateway.request_names import MAX_CHARS as MAX_CLIENT_ID_CHARS
 from nodes.gateway.tool_types import (
     FunctionChoice,
@@ -39,7 +40,6 @@ TokenCount = Annotated[int, Meta(ge=0, lt=2**31)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)] | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
 """One string or several; an empty string or list means none."""
-CacheSalt = Annotated[str, Meta(min_length=1, max_length=256)]
 Prompt = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
 """Text, texts, token ids, or lists of token ids; `validation.py` checks that they are of one kind and not empty."""
 

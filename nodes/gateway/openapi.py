@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.control.info import Loads, ModelInfo, ServerInfo, WeightVersion
+from nodes.gateway.control.info import Loads, ModelInfo, ServerInfo, TokensOfRank, WeightVersion
 from nodes.gateway.control.pages import AbortBody, Done, MemoryAnswer, MemoryBody
 from nodes.gateway.openai_types import (
     CHAT_BODY,
@@ -44,6 +44,7 @@ from nodes.gateway.surfaces.vectors.answers import (
     PooledRow,
     Rank,
     RerankedList,
+    RouterRank,
     ScoreList,
 )
 from nodes.gateway.surfaces.vectors.bodies import (
@@ -103,6 +104,8 @@ def _both(
 
 
 _RANKED: dict[str, Any] = {"query": "What is red?", "documents": ["An apple.", "The sea."]}
+_RANKS: Any = (RerankedList, list[RouterRank])
+_CLASSES: Any = (ClassifiedList, PooledRow, list[PooledRow])
 _OF_VECTORS: tuple[tuple[str, str, Any, type[msgspec.Struct], dict[str, Any]], ...] = (
     ("/v1/embeddings", "Embed texts", EmbeddingList, EmbeddingsBody, {"input": ["Hello"]}),
     ("/embeddings", "The same as /v1/embeddings", EmbeddingList, EmbeddingsBody, {"input": ["Hello"]}),
@@ -117,15 +120,10 @@ _OF_VECTORS: tuple[tuple[str, str, Any, type[msgspec.Struct], dict[str, Any]], .
         AnyRerankBody,
         _RANKED,
     ),
-    ("/v1/rerank", "Documents by relevance, in Jina's form", RerankedList, RerankBody, _RANKED),
-    ("/v2/rerank", "Documents by relevance, in Cohere's form", RerankedList, RerankBody, _RANKED),
-    (
-        "/classify",
-        "Classes of inputs, in vLLM's form or in SGLang's",
-        (ClassifiedList, PooledRow, list[PooledRow]),
-        ClassifyBody,
-        {"input": ["Hello"]},
-    ),
+    ("/v1/rerank", "Documents by relevance, in Jina's form", _RANKS, RerankBody, _RANKED),
+    ("/v2/rerank", "Documents by relevance, in Cohere's form", _RANKS, RerankBody, _RANKED),
+    ("/classify", "Classes of inputs, in vLLM's form or in SGLang's", _CLASSES, ClassifyBody, {"input": ["Hello"]}),
+    ("/v1/classify", "The same as /classify", _CLASSES, ClassifyBody, {"input": ["Hello"]}),
 )
 
 _OF_TEXT = frozenset(
@@ -174,6 +172,7 @@ OPERATIONS = (
         example={"input": "Hello", "max_output_tokens": 32, "stream": True},
     ),
     Operation("/v1/responses/{response_id}", "get", "A response that was kept", Response, errors=(400, 404, 503)),
+    Operation("/v1/responses/{response_id}/cancel", "post", "Says why it cannot be", Response, errors=(400, 404, 503)),
     Operation("/v1/responses/{response_id}", "delete", "Forget a response", ResponseDeleted, errors=(404, 503)),
     Operation(
         "/v1/messages",
@@ -238,11 +237,12 @@ OPERATIONS = (
     ),
     Operation("/model_info", "get", "The served model, as SGLang says it", ModelInfo),
     Operation("/get_model_info", "get", "The same as /model_info", ModelInfo),
-    Operation("/server_info", "get", "What this server is like, as SGLang says it", ServerInfo, errors=(503,)),
-    Operation("/get_server_info", "get", "The same as /server_info", ServerInfo, errors=(503,)),
+    Operation("/server_info", "get", "What this server is like, as SGLang says it", ServerInfo),
+    Operation("/get_server_info", "get", "The same as /server_info", ServerInfo),
     Operation("/weight_version", "get", "The version of the weights", WeightVersion),
     Operation("/get_weight_version", "get", "The same as /weight_version", WeightVersion),
     Operation("/v1/loads", "get", "How many requests the mesh has", Loads, errors=(503,)),
+    Operation("/get_load", "get", "Requests and tokens of the mesh, for routers in front", list[TokensOfRank]),
     Operation(
         "/tokenize",
         "post",

@@ -62,7 +62,7 @@ def token_id_of(config: GatewayConfig) -> Schema:
 
 def narrow_fields(fields: Schema, neutral: NeutralValues, config: GatewayConfig) -> None:
     """The model's names, and the values of fields that are refused otherwise."""
-    fields["model"] = or_null({"enum": list(config.served_names)})
+    fields["model"] = or_null({"enum": list(config.taken_names)})
     for field, values in neutral.items():
         if field not in fields:
             fields[field] = {"enum": [None, *values], "description": "Other values are not supported and are refused."}
@@ -103,7 +103,7 @@ def narrow_priority(fields: Schema, *, takes_priority: bool) -> None:
 
 def _narrow_responses(fields: Schema, components: dict[str, Schema], config: GatewayConfig) -> None:
     """What the items, tools and choices of a response need, by their type."""
-    fields["model"] = or_null({"enum": list(config.served_names)})
+    fields["model"] = or_null({"enum": list(config.taken_names)})
     most = max(1, config.context_length - 1)
     fields["max_output_tokens"] = or_null({"type": "integer", "minimum": 1, "maximum": most})
     refused: dict[str, list[Any]] = {

@@ -13,6 +13,7 @@ from typing_extensions import override
 from nodes.asks import Ask, AskLimits, InvalidAsk, RowReads, asked, read_asks
 from nodes.gateway.answers import AnswerFields
 from nodes.gateway.body_reader import BodyReader, Decoded
+from nodes.gateway.cache_scope import scope_of
 from nodes.gateway.chat_history import check_messages
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest, UnknownModel
@@ -105,7 +106,7 @@ class Job(NamedTuple):
 
 def check_model(name: str | None, config: GatewayConfig) -> None:
     """Raise `UnknownModel` for a name that is not served."""
-    if name is not None and name not in config.served_names:
+    if name is not None and name not in config.taken_names:
         served = "', '".join(config.served_names)
         message = f"The model '{name[:200]}' does not exist; this server has '{served}'."
         raise UnknownModel(message, param="model")
@@ -245,11 +246,6 @@ def _answer_fields(body: ChatCompletionBody, use: ToolUse) -> AnswerFields:
     )
 
 
-def _extra_key(body: GenerationBody) -> str:
-    """The key that keeps a request's cached KV from others: under vLLM's name for it, SGLang's, or both."""
-    return "\0".join(key for key in (body.cache_salt, body.extra_key) if key)
-
-
 def _check_prompt_ending(body: ChatCompletionBody | TokenizeBody) -> tuple[bool, bool]:
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
@@ -300,7 +296,7 @@ class Validator:
             add_generation_prompt=generation_prompt,
             continue_final_message=continues,
             chat_special_tokens=bool(body.add_special_tokens),
-            extra_key=_extra_key(body),
+            extra_key=scope_of(body.cache_salt, body.extra_key),
         )
         prepare = with_template_fields(prepare, body, decoded.fields, self._config)
         return self._job("messages", 0, decoded, prepare)._replace(answer=_answer_fields(body, use), tools=use)
@@ -334,7 +330,7 @@ class Validator:
             texts=texts,
             token_ids=token_ids,
             add_special_tokens=body.add_special_tokens is not False,
-            extra_key=_extra_key(body),
+            extra_key=scope_of(body.cache_salt, body.extra_key),
         )
         return self._job("prompt", DEFAULT_TEXT_TOKENS, decoded, prepare)
 

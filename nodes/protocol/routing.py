@@ -26,12 +26,12 @@ class Prepare(Message, frozen=True):
     the template would not show them in their place; without, such a chat is an error. `chat_special_tokens`: the
     tokenizer adds its own to a chat, too, beside the template's. Of a prompt with more than `truncate_to` tokens (0:
     any number) only the last so many are served, with `truncate_end` the first; those that the tokenizer added to a
-    text are kept.
+    text are kept, and `invalid_value` is the answer where they leave no room for a token of it.
 
     Where `asks` has `VECTORS`, only ids are checked: gateways know which input of a call is empty or too long. With
     `seconds`, as many as there are texts, each of them makes a pair with its text, as the tokenizer's post-processor
     joins them; cut, the longer of the two loses tokens first. Without `add_special_tokens` the ids of text, second and
-    `after` follow each other, and seconds alone are cut.
+    `after` follow each other, and seconds alone are cut, to one token at least.
     """
 
     request_id: str

@@ -82,6 +82,7 @@ def gauges(core: Parts) -> dict[str, float]:
         "mesh_scheduler_worker_adopted": pipeline.adopted is not None,
         "mesh_scheduler_num_pages": cache.num_pages,
         "mesh_scheduler_kv_usage_ratio": used / cache.num_pages,
+        "mesh_scheduler_load_tokens": used * cache.page_size + core.queue.num_tokens(),
         "mesh_scheduler_steps_total": pipeline.last_step,
         "mesh_scheduler_workers_fenced_total": pipeline.num_fenced,
         "mesh_scheduler_step_mismatches_total": pipeline.num_mismatches,

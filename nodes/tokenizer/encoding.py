@@ -16,7 +16,7 @@ from nodes.model_spec.token_bytes import added_ids, token_bytes
 from nodes.model_spec.vocabulary import facts_of, load_tokenizer
 from nodes.protocol import VocabularyIs
 from nodes.tokenizer.errors import ContextLengthExceeded, EmptyPrompt, InvalidTokenId
-from nodes.tokenizer.truncation import WHOLE, Truncation, longest_first
+from nodes.tokenizer.truncation import WHOLE, Truncation, longest_first, too_few
 
 MIN_CHARS_PER_TOKEN: Final = 8
 """The bound on characters assumes at least this for the longest token, even in vocabularies of single bytes."""
@@ -55,7 +55,10 @@ class TextEncoder:
         return ContextLengthExceeded(over_context_in_chars(self.context_length, param, self.max_chars), param)
 
     def encode(self, text: str, *, add_special_tokens: bool, truncation: Truncation | None = None) -> list[int]:
-        """Token ids; with `add_special_tokens`, also those that the tokenizer's post-processor adds (mostly a BOS)."""
+        """Token ids; with `add_special_tokens`, also those that the tokenizer's post-processor adds (mostly a BOS).
+
+        Raises InvalidValue where a truncation leaves room for those alone.
+        """
         # The batch call can leave out offsets, which take more time than the token ids.
         encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         if truncation is None or not truncation.num_tokens:
@@ -65,10 +68,14 @@ class TextEncoder:
     def encode_pair(
         self, first: str, second: str, *, add_special_tokens: bool, after: str = "", truncation: Truncation = WHOLE
     ) -> Pair:
-        """A pair as the post-processor joins it; without special tokens, the ids of its texts and those of `after`."""
+        """A pair as the post-processor joins it; without special tokens, the ids of its texts and those of `after`.
+
+        Raises InvalidValue where a text of a pair that is cut would be left without a token.
+        """
         if not add_special_tokens:
             head, middle, tail = (self.encode(text, add_special_tokens=False) for text in (first, second, after))
-            room = max(truncation.num_tokens - len(head) - len(tail), 0)
+            # Never without the second text: then there are more than are wanted, which the gateway refuses by its name.
+            room = max(truncation.num_tokens - len(head) - len(tail), 1)
             kept = middle if not truncation.num_tokens else truncation.cut_to(middle, room)
             return Pair([*head, *kept, *tail], 0)
         encode = self._tokenizer.encode_batch_fast
@@ -76,7 +83,10 @@ class TextEncoder:
         if 0 < truncation.num_tokens < len(joined):
             # Encoded anew and apart: of a pair that is joined nobody can tell any more which text a token is of.
             one, other = encode([first, second], add_special_tokens=False)
-            room = max(truncation.num_tokens - self._tokenizer.num_special_tokens_to_add(is_pair=True), 0)
+            num_added = self._tokenizer.num_special_tokens_to_add(is_pair=True)
+            room = truncation.num_tokens - num_added
+            if room < (least := min(len(one), 1) + min(len(other), 1)):
+                raise too_few(truncation.num_tokens, num_added, "a pair of texts", least)
             direction = "right" if truncation.keeps_first else "left"
             for encoding, most in zip((one, other), longest_first(len(one), len(other), room), strict=True):
                 encoding.truncate(most, direction=direction)

@@ -55,7 +55,7 @@ class UnsupportedAsk(PrepareError, code=UNSUPPORTED_ASK):
 
 
 class InvalidValue(PrepareError, code="invalid_value"):
-    """What the request asks of its draws was tried out, and cannot be done."""
+    """What the request asks of its draws, or how much it wants to be read, was tried out and cannot be done."""
 
 
 class UnsupportedSchema(PrepareError, code="unsupported_schema"):

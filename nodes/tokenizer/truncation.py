@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from nodes.tokenizer.errors import InvalidValue
+
 
 class Truncation(NamedTuple):
     """Keep at most `num_tokens` (0: all) of a prompt: its last ones, or its first."""
@@ -12,14 +14,15 @@ class Truncation(NamedTuple):
 
     def cut(self, token_ids: list[int], added: Sequence[int] = ()) -> list[int]:
         """The ids that are left. `added` is 1 for each that the tokenizer added around the text, such as a BOS: these
-        stay, and count, as they do at transformers.
+        stay, and count, as they do at transformers. Raises InvalidValue where they leave no room for the text.
         """
         num = self.num_tokens
         if not num or len(token_ids) <= num:
             return token_ids
         head, tail = _run_of_ones(added), _run_of_ones(added[::-1])
-        if head + tail > num:
-            head = tail = 0
+        if head + tail >= num:
+            # Of these alone a vector or an answer would be about nothing, and look like any other.
+            raise too_few(num, min(head + tail, len(added)), "a text")
         end = len(token_ids) - tail
         return [*token_ids[:head], *self.cut_to(token_ids[head:end], num - head - tail), *token_ids[end:]]
 
@@ -29,6 +32,15 @@ class Truncation(NamedTuple):
 
 
 WHOLE: Final = Truncation()
+
+
+def too_few(num: int, num_added: int, what: str, least: int = 1) -> InvalidValue:
+    """`least`: tokens of the texts themselves that have to be left."""
+    message = (
+        f"'truncate_prompt_tokens' leaves room for {num}, but this model's tokenizer adds {num_added} to {what}: give "
+        f"at least {num_added + least}."
+    )
+    return InvalidValue(message, "truncate_prompt_tokens")
 
 
 def longest_first(num_first: int, num_second: int, most: int) -> tuple[int, int]:
@@ -42,4 +54,4 @@ def longest_first(num_first: int, num_second: int, most: int) -> tuple[int, int]
 
 
 def _run_of_ones(mask: Sequence[int]) -> int:
-    return next((i for i, one in enumerate(mask) if not one), 0)
+    return next((i for i, one in enumerate(mask) if not one), len(mask))

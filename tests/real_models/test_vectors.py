@@ -1,11 +1,14 @@
 """Vectors of published models over HTTP: those of sentence-transformers and transformers, in the same order."""
 
 import itertools
+import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,8 +57,8 @@ def reference() -> SentenceTransformer:
     return SentenceTransformer(str(folder_of(MINILM)), device="cpu")
 
 
-def embedded(mesh: RunningMesh, texts: list[str]) -> Any:
-    status, answer = mesh.post("/v1/embeddings", {"input": texts})
+def embedded(mesh: RunningMesh, texts: list[str], **fields: Any) -> Any:
+    status, answer = mesh.post("/v1/embeddings", {"input": texts, **fields})
     assert status == 200, answer
     return np.array([one["embedding"] for one in answer["data"]])
 
@@ -79,6 +82,62 @@ def test_pairs_are_in_the_order_of_sentence_transformers(minilm: RunningMesh, re
     np.testing.assert_allclose(scores, expected, atol=1e-4)
     # Numbers of float32: two scores less than a millionth apart have no order.
     assert np.diff(np.array(scores)[np.argsort(expected)]).min() > -1e-6
+
+
+def test_what_is_cut_is_cut_as_there(minilm: RunningMesh, reference: SentenceTransformer) -> None:
+    """To what the folder says, to less, and never to the marks around a text alone."""
+    text = " ".join(SENTENCES * 3)
+    expected = reference.encode(text)
+    for fields in (
+        {"truncate": "END"},
+        {"truncate": True},
+        {"truncate_prompt_tokens": -1},
+        {"truncate_prompt_tokens": 256},
+    ):
+        np.testing.assert_allclose(embedded(minilm, [text], **fields)[0], expected, atol=1e-4)
+    longest, reference.max_seq_length = reference.max_seq_length, 3
+    np.testing.assert_allclose(embedded(minilm, [text], truncate_prompt_tokens=3)[0], reference.encode(text), atol=1e-4)
+    reference.max_seq_length = longest
+    tail = embedded(minilm, [text], truncate="START")[0]
+    assert np.abs(tail - expected).max() > 1e-2
+    for path, name, body in (
+        ("/v1/embeddings", "input", {"truncate": "END"}), ("/embed", "inputs", {}), ("/encode", "text", {}),
+    ):  # fmt: skip
+        for most, param in (
+            (0, "truncate_prompt_tokens"),
+            (1, "truncate_prompt_tokens"),
+            (2, "truncate_prompt_tokens"),
+        ):
+            status, answer = minilm.post(path, {name: text, "truncate_prompt_tokens": most} | body)
+            assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, param, "invalid_value")
+    assert "adds 2 to a text: give at least 3" in answer["error"]["message"]
+    status, answer = minilm.post("/v1/embeddings", {"input": text, "truncate": "NONE"})
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
+PROMPTED = [
+    {"prompts": {"query": "Find what answers: ", "document": "A text: "}, "default_prompt_name": "query"},
+    {"prompts": {"query": "Find what answers: ", "plain": "Say: "}, "default_prompt_name": "plain"},
+]
+
+
+@pytest.mark.parametrize("prompts", PROMPTED)
+def test_prompts_are_those_of_sentence_transformers(prompts: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "prompted"
+    shutil.copytree(folder_of(MINILM), folder)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    reference = SentenceTransformer(str(folder), device="cpu")
+    with start_mesh(tmp_path / "up.log", "--model", str(folder)) as mesh:
+        for kinds, encode in (
+            (("query", "search_query"), reference.encode_query),
+            (("passage", "document", "search_document"), reference.encode_document),
+        ):
+            for kind in kinds:
+                np.testing.assert_allclose(embedded(mesh, SENTENCES, input_type=kind), encode(SENTENCES), atol=1e-4)
+        np.testing.assert_allclose(embedded(mesh, SENTENCES), reference.encode(SENTENCES), atol=1e-4)
+        for name in prompts["prompts"]:
+            expected = reference.encode(SENTENCES, prompt_name=name)
+            np.testing.assert_allclose(embedded(mesh, SENTENCES, prompt_name=name), expected, atol=1e-4)
 
 
 def test_a_hundred_documents_are_ranked_in_one_call(minilm: RunningMesh, reference: SentenceTransformer) -> None:

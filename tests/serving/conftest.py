@@ -104,8 +104,8 @@ class RunningMesh:
 
 
 @contextmanager
-def start_mesh(log: Path, *options: str) -> Iterator[RunningMesh]:
-    port, name = free_port(), f"t{os.getpid()}-{time.time_ns() % 10**6}"
+def start_mesh(log: Path, *options: str, port: int = 0) -> Iterator[RunningMesh]:
+    port, name = port or free_port(), f"t{os.getpid()}-{time.time_ns() % 10**6}"
     command = [sys.executable, "-m", "cli", "up", "--port", str(port), "--name", name, *options]
     began = time.perf_counter()
     with log.open("wb") as output:

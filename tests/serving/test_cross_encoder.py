@@ -62,6 +62,15 @@ def test_pairs_are_scored_as_transformers_scores_them(mesh_of: Any, folder: Path
     cut = scores_of(folder, [long], truncation=True, max_length=LONGEST)
     body = {"query": QUERY, "texts": [long]}
     assert [one["score"] for one in post("/rerank", **body, truncate=True)] == pytest.approx(cut, abs=1e-4)
+    # [CLS] query [SEP] document [SEP]: of each of the two texts one token has to be left.
+    for most, status in ((0, 400), (1, 400), (3, 400), (4, 400), (5, 200)):
+        answered, answer = mesh.post(
+            "/v1/rerank", {"query": QUERY, "documents": [long], "truncate_prompt_tokens": most}
+        )
+        assert answered == status
+        assert status == 200 or answer["error"]["param"] == "truncate_prompt_tokens"
+    shortest = scores_of(folder, [long], truncation=True, max_length=5)
+    assert answer["results"][0]["relevance_score"] == pytest.approx(shortest[0], abs=1e-4)
     status, answer = mesh.post("/rerank", body)
     assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "texts.0", "context_length_exceeded")
     assert len(post("/rerank", query=QUERY, documents=DOCUMENTS * 25)["results"]) == 100

@@ -7,34 +7,26 @@ Where one refuses, others have forgotten theirs all the same: what is computed a
 """
 
 import asyncio
-from typing import Final, NamedTuple
+from typing import Final
 
 from mesh.actor import Context
 from mesh.errors import CallError
 from nodes.gateway.config import GatewayConfig
+from nodes.gateway.control.load import load_of_mesh
 from nodes.gateway.control.memory import MemoryControl
 from nodes.gateway.errors import BadRequest, Unavailable
 from nodes.protocol import CacheFlushed, FlushCache
 from nodes.protocol.control import BUSY
-from nodes.roles import GATEWAY, SCHEDULER
-from nodes.stats import ask_stats
+from nodes.roles import SCHEDULER
 
 _ASK_S: Final = 2.0
 """A scheduler answers between two of its turns, each of some milliseconds."""
-_RUNNING, _WAITING = "mesh_gateway_requests_running", "mesh_gateway_requests_waiting"
 
 
 class NotIdle(BadRequest):
     """Requests are under way. SGLang's status for it, which trainers wait out."""
 
     code = "not_idle"
-
-
-class Load(NamedTuple):
-    """Requests that gateways hold: those whose output comes, and those that wait for a scheduler or their prompt."""
-
-    num_running: int
-    num_waiting: int
 
 
 class CacheControl:
@@ -45,21 +37,12 @@ class CacheControl:
         self._config = config
         self._memory = memory
 
-    async def load(self) -> Load:
-        """Raises Unavailable if a gateway does not say."""
-        gateways = {member.actor_id: member for member in self._ctx.members.by_role(GATEWAY, ready=False)}
-        # It is among the members only once the registry has said so.
-        gateways[self._ctx.address.actor_id] = self._ctx.describe()
-        answers = await ask_stats(self._ctx, list(gateways.values()), self._config.scrape_timeout_s)
-        told = [answer.stats.gauges for answer in answers if answer.stats is not None]
-        if len(told) < len(answers):
-            silent = ", ".join(answer.actor_id for answer in answers if answer.stats is None)
-            raise self._unavailable(f"{silent} does not say whether it has requests")
-        return Load(*(int(sum(gauges.get(name, 0.0) for gauges in told)) for name in (_RUNNING, _WAITING)))
-
     async def flush(self) -> int:
         """How many pages were freed. Raises NotIdle, Unavailable."""
-        if num := sum(await self.load()):
+        load = await load_of_mesh(self._ctx, self._config)
+        if load.silent:
+            raise self._unavailable(f"{', '.join(load.silent)} does not say whether it has requests")
+        if num := load.num_requests:
             raise NotIdle(f"The cache was not flushed: {num} requests are under way. Abort them, or try again later.")
         # Those that are not ready, too: one that starts again may find pages that the one before it has left.
         schedulers = self._ctx.members.by_role(SCHEDULER, ready=False)

@@ -1,5 +1,6 @@
 """What SGLang's routes say of a server: its model, its weights, its shape, its load. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,9 +8,9 @@ from msgspec import Struct
 
 from mesh.membership.view import Member
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.control.cache import Load
+from nodes.gateway.control.load import Load
 from nodes.gateway.surfaces.generate.answer import WEIGHT_VERSION
-from nodes.roles import SCHEDULER, WORKER
+from nodes.roles import WORKER
 
 
 class WeightVersion(Struct, frozen=True, kw_only=True):
@@ -40,18 +41,28 @@ class LoadOfRank(Struct, frozen=True):
     dp_rank: int = 0
 
 
+class TokensOfRank(Struct, frozen=True):
+    """One of the list that GET /get_load answers: routers balance by the sum of `num_tokens`."""
+
+    num_reqs: int
+    num_waiting_reqs: int
+    num_tokens: int
+    dp_rank: int = 0
+
+
 class ServerInfo(ModelInfo, frozen=True, kw_only=True):
     """Answer of GET /server_info: what trainers read of SGLang's settings, as far as a mesh has them.
 
-    `tp_size` are the ranks of the largest group, `dp_size` the groups. Prefill and decode apart are this server's own
-    affair, so it is none of two halves that a router would join (`disaggregation_mode`).
+    `tp_size` are the ranks of the largest group. Groups are this server's own affair, and so are prefill and decode
+    apart: it is one server without ranks that a router would address by their numbers (`dp_size`), and none of two
+    halves that a router would join (`disaggregation_mode`).
     """
 
     host: str
     port: int
     context_length: int
     tp_size: int
-    dp_size: int
+    dp_size: int = 1
     pp_size: int = 1
     ep_size: int = 1
     disaggregation_mode: str = "null"
@@ -66,7 +77,11 @@ class Loads(Struct, frozen=True, kw_only=True):
 
 
 def load_of(load: Load) -> LoadOfRank:
-    return LoadOfRank(*load, num_total_reqs=sum(load))
+    return LoadOfRank(load.num_running, load.num_waiting, load.num_requests)
+
+
+def tokens_of(load: Load) -> TokensOfRank:
+    return TokensOfRank(load.num_requests, load.num_waiting, load.num_tokens)
 
 
 def model_info(config: GatewayConfig) -> ModelInfo:
@@ -74,20 +89,13 @@ def model_info(config: GatewayConfig) -> ModelInfo:
 
 
 def server_info(config: GatewayConfig, members: Iterable[Member], load: Load, version: str) -> ServerInfo:
-    groups: dict[str, int] = {}
-    for member in members:
-        group = str(member.attributes.get("group", ""))
-        if member.role == SCHEDULER:
-            groups.setdefault(group, 0)
-        elif member.role == WORKER:
-            groups[group] = groups.get(group, 0) + 1
+    ranks = Counter(str(member.attributes.get("group", "")) for member in members if member.role == WORKER)
     return ServerInfo(
         **_of_model(config),
         host=config.host,
         port=config.port,
         context_length=config.context_length,
-        tp_size=max(1, *groups.values(), 0),
-        dp_size=max(1, len(groups)),
+        tp_size=max(ranks.values(), default=1),
         internal_states=[load_of(load)],
         version=version,
     )

@@ -14,7 +14,8 @@ from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.body_reader import BodyReader
 from nodes.gateway.control.aborts import Aborts
 from nodes.gateway.control.cache import CacheControl
-from nodes.gateway.control.info import Loads, WeightVersion, load_of, model_info, server_info
+from nodes.gateway.control.info import Loads, WeightVersion, load_of, model_info, server_info, tokens_of
+from nodes.gateway.control.load import load_of_mesh, whole_load
 from nodes.gateway.control.memory import TAGS, MemoryControl
 from nodes.gateway.control.permission import check_control, may_control
 from nodes.gateway.errors import BadRequest, NotYet
@@ -103,6 +104,7 @@ class ControlPages:
         # Under the names that SGLang had for them, too.
         self.gets: dict[str, Handler] = {
             "/v1/loads": self.loads,
+            "/get_load": self.load_in_tokens,
             "/get_model_info": self.model_info,
             "/model_info": self.model_info,
             "/get_server_info": self.server_info,
@@ -152,11 +154,17 @@ class ControlPages:
         await call.respond(200, _ENCODE(WeightVersion()))
 
     async def server_info(self, call: HttpCall) -> None:
-        load = await self._cache.load()
+        load = await load_of_mesh(self._service.ctx, self._config)
         await call.respond(200, _ENCODE(server_info(self._config, self._service.members(), load, self._version)))
 
     async def loads(self, call: HttpCall) -> None:
-        await call.respond(200, _ENCODE(Loads(loads=[load_of(await self._cache.load())])))
+        load = await whole_load(self._service.ctx, self._config)
+        await call.respond(200, _ENCODE(Loads(loads=[load_of(load)])))
+
+    async def load_in_tokens(self, call: HttpCall) -> None:
+        # Of those that answer: to SGLang's router an error is a load of -1, by which it would send everything here.
+        load = await load_of_mesh(self._service.ctx, self._config)
+        await call.respond(200, _ENCODE([tokens_of(load)]))
 
     async def _answer_memory(self, call: HttpCall, found: MemoryList) -> None:
         groups = [

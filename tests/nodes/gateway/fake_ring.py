@@ -340,6 +340,7 @@ class FakeScheduler(Actor):
             "mesh_scheduler_num_running": float(running),
             "mesh_scheduler_num_pages": 10.0,
             "mesh_scheduler_kv_usage_ratio": 0.25,
+            "mesh_scheduler_load_tokens": 480.0,
             'mesh_scheduler_pages{state="free"}': 7.0,
             "mesh_preemptions_total": 3.0,
         }

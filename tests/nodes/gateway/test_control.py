@@ -6,19 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.actor import Actor, Call
-from mesh.membership.view import SUPERVISOR
+from mesh.address import Endpoint
+from mesh.membership.view import SUPERVISOR, Member
+from mesh.wire.frames import StatsReply
+from nodes.gateway.control.info import server_info, tokens_of
+from nodes.gateway.control.load import Load
 from nodes.gateway.control.memory import groups_to_resume, wish_to_release
 from nodes.gateway.control.pages import NOT_YET
 from nodes.protocol import AttemptsCancelled, CacheFlushed, CancelAttempts, FlushCache
 from nodes.protocol.memory import GroupMemory, ListMemory, MemoryList, ReleaseMemory, ResumeMemory
-from nodes.roles import NODE_CODEC, SCHEDULER, WORKER
+from nodes.roles import GATEWAY, NODE_CODEC, SCHEDULER, WORKER
+from nodes.stats import ActorStats
 from tests.mesh.mesh_under_test import until
-from tests.nodes.gateway.fake_ring import Ring, play
+from tests.nodes.gateway.fake_ring import CONFIG, Ring, play
 from tests.nodes.gateway.test_api_keys import CONTROLLED, write_keys
 
 ADMIN, ALICE = {"authorization": "Bearer sk-ops"}, {"authorization": "Bearer sk-alice"}
@@ -258,12 +264,48 @@ def test_what_weights_need_is_said_not_to_be_there_yet(served: Any, path: str) -
         assert "weights cannot be updated" in error["message"]
 
 
+def test_load_where_somebody_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a router an error is less than no load; who acts on there being none has to know."""
+
+    async def test(ring: Ring, client: httpx.AsyncClient, supervisor: Supervisor) -> None:
+        async def answers(ctx: Any, members: Any, timeout_s: float) -> list[ActorStats]:
+            stats = StatsReply(counters={}, gauges={"mesh_scheduler_load_tokens": 7.5})
+            found = [ActorStats("gateway-9", GATEWAY, 1, None)]
+            return found + [ActorStats(one.actor_id, one.role, 1, stats) for one in members]
+
+        monkeypatch.setattr("nodes.gateway.control.load.ask_stats", answers)
+        assert (await client.get("/get_load")).json()[0]["num_tokens"] > 0
+        assert (await client.get("/server_info")).status_code == 200
+        for path, code in (("/v1/loads", "load_unknown"), ("/flush_cache", "flush_failed")):
+            refused = await client.get(path)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, code)
+            assert "gateway-9 does not say" in refused.json()["error"]["message"]
+            assert ("flushed" in refused.json()["error"]["message"]) is (path == "/flush_cache")
+
+    steered(tmp_path, test)
+
+
+def test_ranks_of_a_server_are_those_of_its_largest_group() -> None:
+    def member(role: str, group: str) -> Member:
+        return Member(f"{role}-{group}", role, 1, Endpoint(control="", data=""), attributes={"group": group})
+
+    members = [member(SCHEDULER, "a"), member(SCHEDULER, "b"), *[member(WORKER, group) for group in "abb"]]
+    load = Load(3, 2, 700)
+    for some, tp_size in ((members, 2), (members[:2], 1), ([], 1)):
+        found = server_info(CONFIG, some, load, "1")
+        assert (found.tp_size, found.dp_size) == (tp_size, 1)
+    assert msgspec.to_builtins(tokens_of(load)) == {
+        "num_reqs": 5, "num_waiting_reqs": 2, "num_tokens": 700, "dp_rank": 0
+    }  # fmt: skip
+
+
 def test_what_is_served_in_sglangs_words(served: Any) -> None:
     def get(path: str) -> Any:
         answer = httpx.get(served.url + path)
         assert answer.status_code == 200
         return answer.json()
 
+    assert get("/get_load") == [{"num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 480, "dp_rank": 0}]
     for prefix in ("/", "/get_"):
         assert get(prefix + "weight_version") == {"weight_version": "default"}
         model = get(prefix + "model_info")
@@ -276,5 +318,6 @@ def test_what_is_served_in_sglangs_words(served: Any) -> None:
             1,
             "null",
         )
-        assert server["internal_states"][0]["num_running_reqs"] == 0
+        # A router takes a server of two ranks for two, and names one of them in what it sends.
+        assert (server["dp_size"], server["internal_states"][0]["num_running_reqs"]) == (1, 0)
         assert server["version"]

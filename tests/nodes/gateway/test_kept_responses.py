@@ -135,6 +135,9 @@ async def test_read_and_deleted(mesh: Hosts) -> None:
         assert (await client.get(f"/responses/{answer['id']}")).json() == answer
         refused = await client.get(f"/responses/{answer['id']}", params={"stream": "true", "starting_after": 3})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "starting_after")
+        # SGLang's router passes this on to all of its servers.
+        cancelled = await client.post(f"/responses/{answer['id']}/cancel")
+        assert (cancelled.status_code, cancelled.json()["error"]["code"]) == (400, "not_in_background")
     neither = await mesh.b.put(f"/responses/{answer['id']}", json={})
     assert neither.status_code == 405
     assert set(neither.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE"}
@@ -145,6 +148,7 @@ async def test_read_and_deleted(mesh: Hosts) -> None:
         assert (await client.get(f"/responses/{answer['id']}")).status_code == 404
     for name in ("resp_1", "x", "resp_" + "0" * 32, "resp_" + "0" * 32 + "_elsewhere", "resp_" + "0" * 32 + "_b"):
         assert (await mesh.a.get(f"/responses/{name}")).status_code == 404
+        assert (await mesh.a.post(f"/responses/{name}/cancel")).status_code == 404
 
 
 async def test_a_host_that_is_gone(mesh: Hosts) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nodes.asks import AskLimits, RowReads, read_asks
 from nodes.asks.logit_bias import LogitBias
+from nodes.gateway.cache_scope import scope_of
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import ApiError, BadRequest, UnknownModel
 from nodes.gateway.openai_types import CHAT_BODY, COMPLETION_BODY
@@ -71,7 +72,7 @@ def test_everything_set() -> None:
     assert LogitBias({7: -100, 8: 2.5}) in job.asks
     assert job.sampling.top_k == 0
     assert job.seed == 2**63 - 1
-    assert job.prepare.extra_key == "s"
+    assert job.prepare.extra_key == scope_of("s", None)
     assert not job.prepare.add_special_tokens
     assert not job.skip_special_tokens
     assert job.priority == -3
@@ -269,12 +270,6 @@ def test_a_lone_surrogate_is_named(text_of_prompt: str, named: str) -> None:
     assert "surrogate" not in refused(VALIDATOR.text, b'{"prompt": "\\ud83d\\ude00', "c").message
 
 
-def test_an_extra_key_keeps_apart_as_a_cache_salt_does() -> None:
-    assert text(extra_key="s").prepare.extra_key == text(cache_salt="s").prepare.extra_key == "s"
-    both = {chat(cache_salt=one, extra_key=two).prepare.extra_key for one, two in (("a", "bc"), ("ab", "c"))}
-    assert len(both) == 2
-
-
 def test_padding_of_streams_that_is_not_there_is_refused() -> None:
     options = {"include_obfuscation": True}
     assert refused(text, stream=True, stream_options=options).param == "stream_options.include_obfuscation"
@@ -292,6 +287,10 @@ def test_values_that_contradict_each_other() -> None:
     assert refused(text, stream_options={"include_usage": True}).param == "stream_options"
     assert refused(text, n=5, prompt=["a", "b"]).param == "n"
     assert refused(chat, continue_final_message=True, add_generation_prompt=True).param == "continue_final_message"
+
+
+def test_a_model_that_a_router_does_not_know_is_none() -> None:
+    assert text(model="unknown").prepare == text().prepare
 
 
 def test_an_unknown_model() -> None:

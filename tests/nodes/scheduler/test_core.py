@@ -887,6 +887,18 @@ def test_a_flush_forgets_every_prefix_and_waits_for_nothing_under_way(world: Wor
     assert world.cores["m"].cache.num_pages_in(PageState.CACHED) == cached
 
 
+def test_what_waits_is_load_too(world: World) -> None:
+    requests = [world.submit(prompt(5), "m", max_tokens=4) for _ in range(24)]
+    world.flush("w-m")
+    stats, cache = world.cores["m"].stats(), world.cores["m"].cache
+    held = (cache.num_pages - cache.num_available()) * cache.page_size
+    assert held
+    assert stats["mesh_scheduler_num_waiting"] > 0
+    assert stats["mesh_scheduler_load_tokens"] == held + 5 * stats["mesh_scheduler_num_waiting"]
+    world.settle()
+    assert all(request.finish for request in requests)
+
+
 def test_figures(world: World) -> None:
     request = world.submit(prompt(9), "m", max_tokens=4)
     world.flush("w-m")
@@ -894,12 +906,16 @@ def test_figures(world: World) -> None:
     assert (stats["mesh_scheduler_num_running"], stats["mesh_scheduler_num_waiting"]) == (1, 0)
     assert stats['mesh_scheduler_pages{state="running"}'] > 0
     assert 0 < stats["mesh_scheduler_kv_usage_ratio"] < 1
+    cache = world.cores["m"].cache
+    held = stats["mesh_scheduler_load_tokens"]
+    assert held == (cache.num_pages - cache.num_available()) * cache.page_size >= 9
     with pytest.raises(AssertionError, match="1 running sequences"):
         world.cores["m"].assert_idle()
     world.settle()
     stats = world.cores["m"].stats()
     assert stats["mesh_scheduler_output_tokens_total"] == len(request.output_ids)
     assert (stats["mesh_scheduler_prompt_tokens_total"], stats["mesh_scheduler_kv_usage_ratio"]) == (9, 0)
+    assert stats["mesh_scheduler_load_tokens"] == 0, "what only the cache holds is no load"
     assert all(isinstance(value, float) for value in stats.values())
 
 

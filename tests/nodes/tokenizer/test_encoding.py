@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from nodes.model_spec import resolve_model
 from nodes.tokenizer.encoding import TextEncoder, load_encoder
-from nodes.tokenizer.errors import ContextLengthExceeded, EmptyPrompt, InvalidTokenId
+from nodes.tokenizer.errors import ContextLengthExceeded, EmptyPrompt, InvalidTokenId, InvalidValue
 from nodes.tokenizer.truncation import Truncation
 
 TEXTS = [
@@ -112,8 +112,14 @@ def test_a_prompt_is_cut_as_transformers_cuts_it(make_directory, config, side):
     for text in TEXTS:
         for special in (True, False):
             for most in (1, 2, 3, 7, 1000):
-                expected = reference(text, add_special_tokens=special, truncation=True, max_length=most)["input_ids"]
                 truncation = Truncation(most, keeps_first=side == "right")
+                added = reference.num_special_tokens_to_add() if special else 0
+                if text and most <= added:
+                    # transformers gives some of what it adds, and nothing of the text.
+                    with pytest.raises(InvalidValue, match=f"adds {added} to a text: give at least {added + 1}"):
+                        encoder.encode(text, add_special_tokens=special, truncation=truncation)
+                    continue
+                expected = reference(text, add_special_tokens=special, truncation=True, max_length=most)["input_ids"]
                 assert encoder.encode(text, add_special_tokens=special, truncation=truncation) == expected
 
 
@@ -125,5 +131,12 @@ def test_ids_are_cut_at_either_end_and_what_a_tokenizer_added_stays():
     added = [1, *[0] * 7, 1, 1]
     assert Truncation(5).cut(ids, added) == [0, 6, 7, 8, 9]
     assert Truncation(5, keeps_first=True).cut(ids, added) == [0, 1, 2, 8, 9]
-    assert Truncation(3).cut(ids, added) == [0, 8, 9]
-    assert Truncation(2).cut(ids, added) == [8, 9]
+    assert Truncation(4).cut(ids, added) == [0, 7, 8, 9]
+    for most in (1, 2, 3):
+        with pytest.raises(InvalidValue, match="give at least 4") as refused:
+            Truncation(most).cut(ids, added)
+        assert refused.value.param == "truncate_prompt_tokens"
+    # Nothing is cut, so nothing is missing: a text of no tokens.
+    assert Truncation(3).cut([0, 8, 9], [1, 1, 1]) == [0, 8, 9]
+    with pytest.raises(InvalidValue, match="adds 3 to a text: give at least 4"):
+        Truncation(2).cut([0, 8, 9], [1, 1, 1])

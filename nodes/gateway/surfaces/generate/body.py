@@ -12,7 +12,7 @@ from nodes.gateway.body_reader import BodyReader
 from nodes.gateway.errors import ApiError, BadRequest
 from nodes.gateway.named_calls import check_names
 from nodes.gateway.openai_types import MAX_CLIENT_ID_CHARS
-from nodes.gateway.unsupported import NEUTRAL_VALUES, is_neutral
+from nodes.gateway.unsupported import IGNORED, NEUTRAL_VALUES, is_neutral
 from nodes.gateway.validation import Job, Validator, with_asks
 from nodes.request import TokenId
 
@@ -24,7 +24,9 @@ Rid = Annotated[str, Meta(max_length=MAX_CLIENT_ID_CHARS)]
 
 
 class GenerateBody(Struct, frozen=True, kw_only=True):
-    """SGLang's `GenerateReqInput` for text: exactly one of `text` and `input_ids`, of one prompt or of several."""
+    """SGLang's `GenerateReqInput` for text: exactly one of `text` and `input_ids`, of one prompt or of several; beside
+    it vLLM's `cache_salt`.
+    """
 
     text: str | list[str] | None = None
     input_ids: list[TokenId | list[TokenId]] | None = None
@@ -38,6 +40,7 @@ class GenerateBody(Struct, frozen=True, kw_only=True):
     rid: Rid | list[Rid] | None = None
     model: str | None = None
     priority: int | None = None
+    cache_salt: str | None = None
     extra_key: str | None = None
     return_cached_tokens_details: bool | None = None
 
@@ -68,10 +71,17 @@ SAMPLING: Final[Mapping[str, str]] = {
 """Names within `sampling_params`, and those of completions."""
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {"stop_regex": ("", []), "custom_params": ({},), "beam_width": (1,)}
 _IGNORED: Final = frozenset({"spaces_between_special_tokens", "stream_interval"})
-_SAME: Final = ("stream", "model", "priority", "extra_key")
+_SAME: Final = ("stream", "model", "priority", "cache_salt", "extra_key")
 # Nothing but text goes in.
 _OTHER_PROMPTS: Final[dict[str, tuple[Any, ...]]] = {"image_data": ([],), "video_data": ([],), "audio_data": ([],)}
-_READER: Final = BodyReader(GenerateBody, neutral=NEUTRAL_VALUES | _OTHER_PROMPTS)
+# SGLang's router writes all of these, the first three as they are here.
+_OF_ROUTERS: Final[dict[str, tuple[Any, ...]]] = {
+    "background": (False,), "return_bytes": (False,), "return_entropy": (False,)
+}  # fmt: skip
+_OF_LOGS: Final = frozenset({"log_metrics", "no_logs"})
+_READER: Final = BodyReader(
+    GenerateBody, ignored=IGNORED | _OF_LOGS, neutral=NEUTRAL_VALUES | _OTHER_PROMPTS | _OF_ROUTERS
+)
 _FIELDS_OF_PARAMS: Final = msgspec.json.Decoder(dict[str, Raw])
 
 

@@ -78,6 +78,8 @@ def _sampling(body: MessagesBody) -> dict[str, Any]:
         "top_p": body.top_p,
         "top_k": body.top_k,
         "stop": body.stop_sequences,
+        "cache_salt": body.cache_salt,
+        "extra_key": body.extra_key,
     }
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Raw, Struct
 
+from nodes.gateway.cache_scope import CacheSalt
 from nodes.gateway.openai_types import MAX_STOPS, StopString, TokenCount
 from nodes.gateway.tool_types import MAX_TOOLS, FunctionName
 
@@ -233,6 +234,8 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
     stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    cache_salt: CacheSalt | None = None
+    extra_key: CacheSalt | None = None
 
 
 class MessageUsage(Struct, frozen=True, kw_only=True):

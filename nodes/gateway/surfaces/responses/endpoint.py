@@ -106,6 +106,11 @@ class ResponsePages:
         await self._those_kept().delete(response_id, call.names.key)
         await call.respond(200, msgspec.json.encode(ResponseDeleted(id=response_id)))
 
+    async def cancel(self, call: HttpCall) -> None:
+        await self._those_kept().read(call.path_params["response_id"], call.names.key)
+        message = "Only responses of the background can be cancelled, which this server has none of: hang up instead."
+        raise BadRequest(message, param="response_id", code="not_in_background")
+
     def _those_kept(self) -> KeptResponses:
         if self._kept is None:
             raise NoSuchResponse(NO_STORE, param="response_id")

@@ -69,6 +69,14 @@ class RerankedList(Struct, frozen=True, kw_only=True):
     usage: VectorUsage
 
 
+class RouterRank(Struct, frozen=True, kw_only=True):
+    """A document, as SGLang's router reads it in a list of them."""
+
+    index: int
+    score: float
+    document: str | UnsetType = UNSET
+
+
 class Rank(Struct, frozen=True, kw_only=True):
     """One text, as text-embeddings-inference answers it."""
 

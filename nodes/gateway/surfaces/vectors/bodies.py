@@ -5,9 +5,9 @@ A route that has two forms has the fields of both: which form a body is of follo
 
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from nodes.gateway.openai_types import CacheSalt
+from nodes.gateway.cache_scope import CacheSalt
 from nodes.gateway.request_names import MAX_CHARS
 from nodes.gateway.truncation import TruncationFields
 from nodes.request import TokenId
@@ -17,7 +17,10 @@ Input = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
 Texts = str | Annotated[list[str], Meta(min_length=1)]
 Dimensions = Annotated[int, Meta(ge=1, lt=2**31)]
 Direction = Literal["left", "right", "Left", "Right"]
+InputType = Literal["query", "passage", "document", "search_query", "search_document", "classification", "clustering"]
+"""What a text is for, in the words of NIM, Voyage and Cohere."""
 _Name = Annotated[str, Meta(max_length=MAX_CHARS)]
+_Most = Annotated[int, Meta(ge=0, lt=2**31)]
 _MAX_INSTRUCT_CHARS: Final = 4096
 """It stands before each document of a call, and says what a sentence or two can."""
 
@@ -43,6 +46,26 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "lora_path": (),
     # SGLang's scores of a model that generates: logprobs of some tokens after a prompt.
     "label_token_ids": (),
+    # At /v1/embeddings they are served; elsewhere the route or its own fields say it.
+    "input_type": (),
+    "truncate": (False, "NONE"),
+    # Words of Jina's, Voyage's, Cohere's and NIM's for what has another name here, or what no model here does.
+    "task": (),
+    "prompt": (),
+    "instruction": (),
+    "truncation": (False,),
+    "normalized": (),
+    "embedding_type": ("float",),
+    "output_dtype": ("float",),
+    "late_chunking": (False,),
+    "return_multivector": (False,),
+    "return_embeddings": (False,),
+    "images": ([],),
+    "modality": ("text", ["text"]),
+    "max_tokens": (),
+    # vLLM's names for `use_activation` before it had this one.
+    "activation": (True,),
+    "softmax": (True,),
 }
 """By field: the values that change nothing. `null` is one of them for every field."""
 
@@ -60,7 +83,9 @@ class VectorBody(TruncationFields, frozen=True, kw_only=True):
 
 
 class EmbeddingsBody(VectorBody, frozen=True, kw_only=True):
-    """POST /v1/embeddings. `use_activation` is vLLM's name for `normalize`."""
+    """POST /v1/embeddings. `use_activation` is vLLM's name for `normalize`. `input_type` chooses one of the model's
+    prompts. `truncate` names the side that tokens of what is too long are taken from, as at NIM; true is `END`.
+    """
 
     input: Input
     encoding_format: Literal["float", "base64"] | None = None
@@ -68,6 +93,8 @@ class EmbeddingsBody(VectorBody, frozen=True, kw_only=True):
     normalize: bool | None = None
     use_activation: bool | None = None
     prompt_name: str | None = None
+    input_type: InputType | None = None
+    truncate: bool | Literal["NONE", "START", "END"] | None = None
     add_special_tokens: bool | None = None
 
 
@@ -128,12 +155,14 @@ Documents = Annotated[list[str | DocumentText], Meta(min_length=1)]
 
 class RerankBody(ScoredBody, frozen=True, kw_only=True):
     """POST /v1/rerank, as at Jina and Cohere. `top_n` 0: all. Documents are answered unless `return_documents` is
-    false.
+    false. A body that names a `rid`, even null, is that of SGLang's router, and is answered as it reads answers.
     """
 
     query: str
     documents: Documents
-    top_n: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    rid: _Name | UnsetType | None = UNSET  # pyright: ignore[reportIncompatibleVariableOverride] - only here
+    top_n: _Most | None = None
+    top_k: _Most | None = None
     return_documents: bool | None = None
 
 
@@ -142,7 +171,8 @@ class AnyRerankBody(ScoredBody, frozen=True, kw_only=True):
 
     query: str
     documents: Documents | None = None
-    top_n: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    top_n: _Most | None = None
+    top_k: _Most | None = None
     return_documents: bool | None = None
     texts: Annotated[list[str], Meta(min_length=1)] | None = None
     truncate: bool | None = None
@@ -164,9 +194,25 @@ EITHER: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "EncodeBody": (("text", "prompt_name"), ("input_ids",)),
     "ScoreBody": (("text_1", "text_2"), ("queries", "documents")),
     "AnyRerankBody": (
-        ("documents", "top_n", "return_documents", "use_activation", "truncate_prompt_tokens", "truncation_side"),
+        (
+            "documents",
+            "top_n",
+            "top_k",
+            "return_documents",
+            "use_activation",
+            "truncate_prompt_tokens",
+            "truncation_side",
+        ),
         ("texts", "raw_scores", "return_text", "truncate", "truncation_direction"),
     ),
     "ClassifyBody": (("input", "use_activation", "add_special_tokens"), ("text",)),
 }
 """Of bodies with two forms: the fields that only one of them has; the first ones of each are what it needs."""
+
+EXCLUSIVE: Final[dict[str, tuple[tuple[str, str], ...]]] = {
+    "EmbeddingsBody": (("prompt_name", "input_type"), ("normalize", "use_activation")),
+    "EmbedBody": (("truncation_side", "truncation_direction"),),
+    "RerankBody": (("top_n", "top_k"),),
+    "AnyRerankBody": (("top_n", "top_k"),),
+}
+"""Of each body, two names of one thing: with both given, one of them would do nothing."""

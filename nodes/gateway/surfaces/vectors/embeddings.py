@@ -3,7 +3,7 @@
 from base64 import b64encode
 from collections.abc import Iterator
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, get_args
 
 import msgspec
 from typing_extensions import override
@@ -11,8 +11,17 @@ from typing_extensions import override
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.surfaces.vectors.answers import Embedding
-from nodes.gateway.surfaces.vectors.bodies import EmbedBody, EmbeddingsBody
-from nodes.gateway.surfaces.vectors.form import CUT_AS_AT_TEI, EMBEDDING, Computed, Form, Work, prompt_of
+from nodes.gateway.surfaces.vectors.bodies import EmbedBody, EmbeddingsBody, InputType
+from nodes.gateway.surfaces.vectors.form import (
+    CUT_AS_AT_TEI,
+    DOCUMENT,
+    EMBEDDING,
+    QUERY,
+    Computed,
+    Form,
+    Work,
+    prompt_of,
+)
 from nodes.gateway.surfaces.vectors.inputs import Inputs, inputs_of
 from nodes.gateway.surfaces.vectors.numbers import Row, bytes_of, shortened
 from nodes.models.pooling import Pooling
@@ -42,7 +51,11 @@ class EmbeddingsForm(Form):
     @override
     def read(self, body: EmbeddingsBody, pooling: Pooling, config: GatewayConfig) -> Work:
         check_dimensions(body.dimensions, pooling, config)
-        inputs = prompted(inputs_of("input", body.input, config), body.prompt_name, pooling)
+        inputs = inputs_of("input", body.input, config)
+        if body.input_type is None:
+            inputs = prompted(inputs, body.prompt_name, pooling)
+        else:
+            inputs = _of_type(inputs, body.input_type, pooling)
         inputs = inputs._replace(add_special_tokens=body.add_special_tokens is not False)
         wanted = body.use_activation if body.normalize is None else body.normalize
         normalize = normalizes(wanted, body.dimensions, pooling)
@@ -111,5 +124,33 @@ def prompted(inputs: Inputs, name: str | None, pooling: Pooling) -> Inputs:
     if name is not None and inputs.token_ids:
         message = "'prompt_name' needs inputs of text: a prompt and ids cannot be joined."
         raise BadRequest(message, param="prompt_name", code="invalid_value")
-    prompt = prompt_of(pooling) if name is None else pooling.prompts[name]
+    return _behind(inputs, prompt_of(pooling) if name is None else pooling.prompts[name])
+
+
+def prompts_of_types(pooling: Pooling) -> dict[str, str]:
+    """By `input_type`: the prompt that it chooses, empty for none. What a model with prompts of its own cannot tell
+    from others is left out; to one without, all texts are alike.
+    """
+    alike = dict.fromkeys(("query", "search_query"), QUERY)
+    alike |= dict.fromkeys(("document", "passage", "search_document"), DOCUMENT)
+    return {
+        name: prompt_of(pooling, (name, *alike.get(name, ())))
+        for name in get_args(InputType)
+        if name in alike or name in pooling.prompts or not pooling.prompts
+    }
+
+
+def _of_type(inputs: Inputs, name: str, pooling: Pooling) -> Inputs:
+    prompts = prompts_of_types(pooling)
+    if name not in prompts:
+        known = ", ".join(map(repr, sorted(pooling.prompts)))
+        message = f"'input_type' is '{name}', but this model's prompts are {known}."
+        raise BadRequest(message, param="input_type", code="invalid_value")
+    if prompts[name] and inputs.token_ids:
+        message = "'input_type' needs inputs of text with this model: a prompt and ids cannot be joined."
+        raise BadRequest(message, param="input_type", code="invalid_value")
+    return _behind(inputs, prompts[name])
+
+
+def _behind(inputs: Inputs, prompt: str) -> Inputs:
     return inputs._replace(texts=[prompt + text for text in inputs.texts]) if prompt else inputs

@@ -9,10 +9,19 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol
 from msgspec import Struct
 
 from nodes.gateway.body_reader import BodyReader
+from nodes.gateway.cache_scope import scope_of
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.surfaces.vectors.answers import VectorUsage
-from nodes.gateway.surfaces.vectors.bodies import EITHER, NEUTRAL, AnyRerankBody, EmbedBody, VectorBody
+from nodes.gateway.surfaces.vectors.bodies import (
+    EITHER,
+    EXCLUSIVE,
+    NEUTRAL,
+    AnyRerankBody,
+    EmbedBody,
+    EmbeddingsBody,
+    VectorBody,
+)
 from nodes.gateway.surfaces.vectors.inputs import Inputs
 from nodes.gateway.surfaces.vectors.numbers import Row
 from nodes.gateway.validation import Job, check_model
@@ -86,6 +95,7 @@ class FormReader:
         body: VectorBody = decoded.body
         config = self._config
         check_model(body.model, config)
+        _check_exclusive(body)
         pooling = _pooling_of(config, self._form)
         work = self._form.read(body, pooling, config)
         truncate_to, keeps_first = _truncation(body, config)
@@ -94,7 +104,7 @@ class FormReader:
             default_tokens=1,
             prepare=Prepare(
                 request_id=request_id,
-                extra_key="\0".join(key for key in (body.cache_salt, body.extra_key) if key),
+                extra_key=scope_of(body.cache_salt, body.extra_key),
                 truncate_to=truncate_to,
                 truncate_end=keeps_first,
                 asks=[VECTORS],
@@ -135,10 +145,17 @@ def second_form(body: Struct, needed: int = 1) -> bool:
     return is_second
 
 
+QUERY: Final = ("query", "search_query")
+DOCUMENT: Final = ("document", "passage", "corpus", "search_document")
+"""Names of prompts that are for one thing. `encode_query` and `encode_document` of sentence-transformers know the first
+one of the first, the first three of the second; models trained with the others name them so."""
+
+
 def prompt_of(pooling: Pooling, names: Sequence[str] = ()) -> str:
-    """The text that stands before an input: the first prompt of these names, else the default one."""
-    found = next((name for name in names if name in pooling.prompts), pooling.default_prompt)
-    return pooling.prompts.get(found, "")
+    """The text that stands before an input: the first prompt of these names, if there is one; without names the default
+    one. As in sentence-transformers that is not taken for a text of which is said what it is.
+    """
+    return next((pooling.prompts[name] for name in names or [pooling.default_prompt] if name in pooling.prompts), "")
 
 
 def _pooling_of(config: GatewayConfig, form: Form) -> Pooling:
@@ -156,14 +173,27 @@ def _pooling_of(config: GatewayConfig, form: Form) -> Pooling:
     return pooling
 
 
+def _check_exclusive(body: VectorBody) -> None:
+    for one, other in EXCLUSIVE.get(type(body).__name__, ()):
+        if getattr(body, one) is not None and getattr(body, other) is not None:
+            message = f"'{other}' cannot be used together with '{one}'."
+            raise BadRequest(message, param=other, code="invalid_value")
+
+
 def _truncation(body: VectorBody, config: GatewayConfig) -> tuple[int, bool]:
     """`Prepare.truncate_to` and `truncate_end`. Raises `BadRequest`."""
     wanted, side = body.truncate_prompt_tokens, body.truncation_side
-    if isinstance(body, EmbedBody | AnyRerankBody):
-        # The same by other names: the direction is the side from which tokens go.
-        wanted = -1 if body.truncate and wanted is None else wanted
-        if side is None and body.truncation_direction is not None:
-            side = "left" if body.truncation_direction.lower() == "left" else "right"
+    truncate = body.truncate if isinstance(body, EmbeddingsBody | EmbedBody | AnyRerankBody) else None
+    # The same by other names: the direction is the side from which tokens go.
+    if wanted is None and truncate not in (None, False, "NONE"):
+        wanted = -1
+    if truncate in ("START", "END"):
+        if side is not None:
+            message = f"'truncation_side' cannot be used together with 'truncate': '{truncate}', which names a side."
+            raise BadRequest(message, param="truncation_side", code="invalid_value")
+        side = "left" if truncate == "START" else "right"
+    if isinstance(body, EmbedBody | AnyRerankBody) and body.truncation_direction is not None:
+        side = "left" if body.truncation_direction.lower() == "left" else "right"
     if wanted == 0:
         message = "'truncate_prompt_tokens' must be at least 1, or -1 for what fits."
         raise BadRequest(message, param="truncate_prompt_tokens", code="invalid_value")

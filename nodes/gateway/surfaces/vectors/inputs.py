@@ -107,10 +107,10 @@ def check_lengths(part: Part, prepared: Prepared, config: GatewayConfig, advice:
         if not ids:
             raise BadRequest(f"'{name}' has no tokens. Give at least one.", param=name, code="empty_prompt")
         if wanted and len(ids) > wanted:
-            # Of a pair in a template: what is around the second text is never cut.
+            # Of a pair in a template: what is around the second text is never cut, and of that one token is left.
             message = (
                 f"This model's maximum context length is {most} tokens. '{name}' cannot be cut to {wanted}: the query "
-                f"and the template take {len(ids)} without it. Please shorten the query, or allow more tokens."
+                f"and the template take {len(ids) - 1} without it. Please shorten the query, or allow more tokens."
             )
             raise BadRequest(message, param=name, code="context_length_exceeded")
         if len(ids) > most:

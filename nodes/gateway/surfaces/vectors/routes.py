@@ -11,7 +11,7 @@ from nodes.gateway.surfaces.vectors.encode import EncodeForm
 from nodes.gateway.surfaces.vectors.form import Form
 from nodes.gateway.surfaces.vectors.scoring import RerankForm, ScoreForm
 
-_EMBEDDINGS, _SCORE, _RERANK = EmbeddingsForm(), ScoreForm(), RerankForm(RerankBody)
+_EMBEDDINGS, _SCORE, _RERANK, _CLASSIFY = EmbeddingsForm(), ScoreForm(), RerankForm(RerankBody), ClassifyForm()
 
 VECTORS: Final[Mapping[str, Form]] = {
     "/v1/embeddings": _EMBEDDINGS,
@@ -23,7 +23,8 @@ VECTORS: Final[Mapping[str, Form]] = {
     "/rerank": RerankForm(AnyRerankBody),
     "/v1/rerank": _RERANK,
     "/v2/rerank": _RERANK,
-    "/classify": ClassifyForm(),
+    "/classify": _CLASSIFY,
+    "/v1/classify": _CLASSIFY,
 }
 
 
@@ -35,4 +36,4 @@ def is_served(path: str, config: GatewayConfig) -> bool:
     if pooling is None or pooling.kind not in form.kinds:
         return False
     is_class = pooling.kind == "classify" and pooling.num_dimensions(config.hidden_size) != 1
-    return not is_class or path in ("/classify", "/encode")
+    return not is_class or path in ("/classify", "/v1/classify", "/encode")

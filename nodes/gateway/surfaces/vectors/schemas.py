@@ -17,7 +17,8 @@ from nodes.gateway.schemas import (
     or_null,
     token_id_of,
 )
-from nodes.gateway.surfaces.vectors.bodies import EITHER, NEUTRAL, OF_EMBEDDINGS
+from nodes.gateway.surfaces.vectors.bodies import EITHER, EXCLUSIVE, NEUTRAL, OF_EMBEDDINGS
+from nodes.gateway.surfaces.vectors.embeddings import prompts_of_types
 from nodes.models.pooling import Pooling
 
 _TEXT: Final[Schema] = {"type": "string", "minLength": 1}
@@ -46,7 +47,7 @@ def narrow_vectors(components: dict[str, Schema], config: GatewayConfig, *, take
             several = _list_of(token_ids, config)
             fields[_REQUIRED[name]] = {"anyOf": [_TEXT, token_ids, texts, several]}
             fields["dimensions"] = or_null(_dimensions(pooling, config))
-            _narrow_prompts(schema, _REQUIRED[name], sorted(pooling.prompts), texts)
+            _narrow_prompts(schema, _REQUIRED[name], pooling, texts)
         for field in ("text_1", "text_2", "queries", "text") if name != "EmbeddingsBody" else ():
             if field in fields:
                 fields[field] = or_null({"anyOf": [_TEXT, texts]})
@@ -65,6 +66,8 @@ def narrow_vectors(components: dict[str, Schema], config: GatewayConfig, *, take
             fields["texts"] = or_null(texts)
         if "instruct" in fields and pooling.kind != "yes_no":
             fields["instruct"] = {"enum": [None], "description": "The model's template has no place for it."}
+        for one, other in EXCLUSIVE.get(name, ()):
+            all_of(schema, {"anyOf": [{"properties": {one: NULL}}, {"properties": {other: NULL}}]})
         if name in EITHER:
             _narrow_forms(schema, name)
     if "DocumentText" in components:
@@ -92,10 +95,18 @@ def _prompt_name(names: list[str]) -> Schema:
     return {"enum": [None, *names], "description": "The model's own prompts."}
 
 
-def _narrow_prompts(schema: Schema, inputs: str, names: list[str], texts: Schema) -> None:
-    schema["properties"]["prompt_name"] = _prompt_name(names)
-    # A prompt and ids cannot be joined.
+def _narrow_prompts(schema: Schema, inputs: str, pooling: Pooling, texts: Schema) -> None:
+    fields = schema["properties"]
+    fields["prompt_name"] = _prompt_name(sorted(pooling.prompts))
     none: Schema = {"properties": {"prompt_name": NULL}}
+    if inputs == "input":
+        prompts = prompts_of_types(pooling)
+        why = "The prompt that the model has for it, if it has one."
+        fields["input_type"] = {"enum": [None, *prompts], "description": why}
+        none["properties"]["input_type"] = {"enum": [None, *(name for name, prompt in prompts.items() if not prompt)]}
+        sided: Schema = {"properties": {"truncate": {"not": {"enum": ["START", "END"]}}}}
+        all_of(schema, {"anyOf": [sided, {"properties": {"truncation_side": NULL}}]})
+    # A prompt and ids cannot be joined.
     all_of(schema, {"anyOf": [none, having({inputs: {"anyOf": [_TEXT, texts]}})]})
 
 

@@ -12,11 +12,13 @@ from typing_extensions import override
 
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.surfaces.vectors.answers import Rank, Reranked, RerankedList, Score, ScoreList
+from nodes.gateway.surfaces.vectors.answers import Rank, Reranked, RerankedList, RouterRank, Score, ScoreList
 from nodes.gateway.surfaces.vectors.bodies import AnyRerankBody, DocumentText, RerankBody, ScoreBody, ScoredBody
 from nodes.gateway.surfaces.vectors.form import (
     CUT_AS_AT_TEI,
+    DOCUMENT,
     EMBEDDING,
+    QUERY,
     SCORES,
     Computed,
     Form,
@@ -35,9 +37,6 @@ _BEFORE: Final = (
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 )
 _AFTER: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-_QUERY: Final = ("query",)
-_DOCUMENT: Final = ("document", "passage", "corpus")
-"""Prompts by which sentence-transformers tells the two, where a model has some of these names."""
 
 _ENCODE = msgspec.json.Encoder().encode
 
@@ -57,7 +56,7 @@ class _Pairs(NamedTuple):
             message = "'instruct' is not supported by this model: its template has no place for it."
             raise BadRequest(message, param="instruct", code="unsupported_parameter")
         if pooling.kind == "embedding":
-            before, after = prompt_of(pooling, _QUERY), prompt_of(pooling, _DOCUMENT)
+            before, after = prompt_of(pooling, QUERY), prompt_of(pooling, DOCUMENT)
             texts = [*(before + text for text in self.firsts), *(after + text for text in self.seconds)]
             return Inputs([*self.first_names, *self.names], texts)
         firsts = self.firsts if len(self.firsts) > 1 else [*self.firsts] * len(self.seconds)
@@ -133,7 +132,11 @@ class RerankForm(Form):
             scores = pairs.scores(computed.rows, pooling, is_raw=is_raw)
             # Of equal ones the first: the order is the same for every call.
             ranked = sorted(enumerate(scores), key=lambda one: -one[1])
-            yield _ENCODE(_ranks(body, texts, ranked) if is_other else _reranked(body, texts, ranked, computed))
+            if is_other:
+                yield _ENCODE(_ranks(body, texts, ranked))
+            else:
+                results = _results(body, texts, ranked)
+                yield _ENCODE(_of_router(results) if _is_of_router(body) else _listed(results, computed))
 
         work = Work(pairs.inputs(body, pooling, config), answer)
         return work._replace(cut=CUT_AS_AT_TEI) if is_other else work
@@ -159,12 +162,31 @@ def _ranks(body: Any, texts: Sequence[str], ranked: Sequence[tuple[int, float]])
     return [Rank(index=index, score=score, text=texts[index] if shown else UNSET) for index, score in ranked]
 
 
-def _reranked(
-    body: RerankBody | AnyRerankBody, texts: Sequence[str], ranked: Sequence[tuple[int, float]], computed: Computed
-) -> RerankedList:
+def _results(
+    body: RerankBody | AnyRerankBody, texts: Sequence[str], ranked: Sequence[tuple[int, float]]
+) -> list[Reranked]:
     shown = body.return_documents is not False
-    results = [
+    most = body.top_n or body.top_k or len(ranked)
+    return [
         Reranked(index=index, relevance_score=score, document=DocumentText(text=texts[index]) if shown else UNSET)
-        for index, score in ranked[: body.top_n or len(ranked)]
+        for index, score in ranked[:most]
     ]
+
+
+def _is_of_router(body: RerankBody | AnyRerankBody) -> bool:
+    return isinstance(body, RerankBody) and body.rid is not UNSET
+
+
+def _of_router(results: Sequence[Reranked]) -> list[RouterRank]:
+    return [
+        RouterRank(
+            index=one.index,
+            score=one.relevance_score,
+            document=UNSET if one.document is UNSET else one.document.text,
+        )
+        for one in results
+    ]
+
+
+def _listed(results: list[Reranked], computed: Computed) -> RerankedList:
     return RerankedList(id=computed.id, model=computed.model, results=results, usage=computed.usage)

@@ -54,6 +54,15 @@ def test_logprobs() -> None:
     assert job_of(text="a", top_logprobs_num=5, logprob_start_len=0).tokens.reads is None
 
 
+def test_what_routers_write_is_known() -> None:
+    written = {"model": None, "log_metrics": True, "no_logs": False, "background": False, "return_bytes": False}
+    assert job_of(text="a", **written, return_entropy=False, return_hidden_states=False).unknown_fields == []
+    for field in ("background", "return_bytes", "return_entropy"):
+        with pytest.raises(BadRequest, match=field) as refused:
+            job_of(text="a", **{field: True})
+        assert refused.value.param == field
+
+
 def test_unknown_names_are_counted() -> None:
     assert job_of(text="a", whatever=1, sampling_params={"other": 2}).unknown_fields == [
         "whatever", "sampling_params.other",

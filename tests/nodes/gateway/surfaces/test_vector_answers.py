@@ -119,6 +119,13 @@ def test_ranks() -> None:
     for top_n, num in ((2, 2), (0, 4), (9, 4), (None, 4)):
         found = answer_of("/v2/rerank", pooling, count, **body, top_n=top_n)
         assert [one.keys() for one in found["results"]] == [{"index", "relevance_score"}] * num
+    # SGLang's router names a `rid` in every body, and reads a list.
+    for rid in (None, "mine"):
+        body = {"query": "q", "documents": DOCUMENTS, "rid": rid, "top_k": 2}
+        found = answer_of("/v1/rerank", pooling, count, **body, model="unknown", return_documents=True, user=None)
+        assert found == [{"index": 1, "score": 3, "document": "xxx"}, {"index": 3, "score": 3, "document": "xxx"}]
+        found = answer_of("/v1/rerank", pooling, count, **body, return_documents=False)
+        assert found == [{"index": 1, "score": 3}, {"index": 3, "score": 3}]
     found = answer_of("/rerank", pooling, count, query="q", texts=DOCUMENTS, return_text=True)
     assert found[0] == {"index": 1, "score": 3, "text": "xxx"}
     assert answer_of("/rerank", pooling, count, query="q", documents=["x"])["results"][0]["document"] == {"text": "x"}

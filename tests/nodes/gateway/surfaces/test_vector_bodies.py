@@ -27,10 +27,10 @@ def test_texts_and_ids() -> None:
 
 
 def test_what_goes_to_the_tokenizer() -> None:
-    body = {"input": ["abc"], "priority": -1, "request_id": "mine", "cache_salt": "tenant", "user": "u", "more": 1}
+    body = {"input": ["abc"], "priority": -1, "request_id": "mine", "extra_key": "tenant", "user": "u", "more": 1}
     job = job_of("/v1/embeddings", EMBEDDING, body)
     assert (job.kind, job.prepare.asks, job.n, job.priority) == ("mean", [VECTORS], 1, -1)
-    assert (job.client_id, job.prepare.extra_key, job.unknown_fields) == ("mine", "tenant", ["more"])
+    assert (job.client_id, job.prepare.extra_key, job.unknown_fields) == ("mine", ":tenant", ["more"])
     assert (job.prepare.truncate_to, job.own.inputs.add_special_tokens) == (0, True)
     assert job_of("/classify", CLASSES, {"input": "a", "add_special_tokens": False}).own.inputs[4] is False
 
@@ -44,6 +44,40 @@ def test_prompts_are_put_before_texts() -> None:
     # As `encode_query` and `encode_document` of sentence-transformers.
     assert inputs_of("/rerank", EMBEDDING, query="a", documents=["b"]).texts == ["q: a", "b"]
     assert inputs_of("/rerank", default, query="a", documents=["b"]).texts == ["q: a", "p: b"]
+    other = Pooling(pool="mean", prompts={"plain": "n: "}, default_prompt="plain")
+    assert inputs_of("/rerank", other, query="a", documents=["b"]).texts == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "kind", "text"),
+    [
+        # As `encode_query` and `encode_document`: a prompt of this name or none, whatever is the default one.
+        ({"query": "q: ", "passage": "p: "}, "query", "q: a"),
+        ({"query": "q: ", "passage": "p: "}, "search_query", "q: a"),
+        ({"query": "q: ", "passage": "p: "}, "passage", "p: a"),
+        ({"query": "q: ", "passage": "p: "}, "document", "p: a"),
+        ({"query": "q: ", "passage": "p: "}, "search_document", "p: a"),
+        ({"query": "q: "}, "passage", "a"),
+        ({"query": "q: ", "other": "o: "}, "passage", "a"),
+        # The name itself goes before others that mean the same.
+        ({"search_query": "s: ", "query": "q: "}, "search_query", "s: a"),
+        ({"search_query": "s: ", "search_document": "d: "}, "query", "s: a"),
+        ({"search_query": "s: ", "search_document": "d: "}, "document", "d: a"),
+        ({"clustering": "c: "}, "clustering", "c: a"),
+        # To a model without prompts all texts are alike.
+        ({}, "query", "a"),
+        ({}, "classification", "a"),
+    ],
+)
+def test_input_types_choose_prompts(prompts: dict[str, str], kind: str, text: str) -> None:
+    pooling = Pooling(pool="mean", prompts=prompts, default_prompt="other" if "other" in prompts else "")
+    assert inputs_of(EMBED, pooling, input=["a"], input_type=kind).texts == [text]
+    if text == "a":
+        assert inputs_of(EMBED, pooling, input=[1], input_type=kind).token_ids == [[1]]
+    else:
+        with pytest.raises(ApiError, match="a prompt and ids cannot be joined") as refused:
+            inputs_of(EMBED, pooling, input=[1], input_type=kind)
+        assert refused.value.param == "input_type"
 
 
 def test_pairs() -> None:
@@ -82,6 +116,13 @@ def test_qwen3_reranker_gets_its_template() -> None:
         ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 7}, 7, True),
         ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": -1, "truncation_side": "left"}, 50, False),
         ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 5000}, 50, True),
+        # NIM's and Cohere's names of what goes.
+        ("/v1/embeddings", {"input": "a", "truncate": "END"}, 50, True),
+        ("/v1/embeddings", {"input": "a", "truncate": "START"}, 50, False),
+        ("/v1/embeddings", {"input": "a", "truncate": "NONE"}, 0, False),
+        ("/v1/embeddings", {"input": "a", "truncate": "START", "truncate_prompt_tokens": 7}, 7, False),
+        ("/v1/embeddings", {"input": "a", "truncate": True, "truncation_side": "left"}, 50, False),
+        ("/v1/embeddings", {"input": "a", "truncate": False}, 0, False),
         ("/embed", {"inputs": "a", "truncate": True}, 50, True),
         ("/embed", {"inputs": "a", "truncate": True, "truncation_direction": "Left"}, 50, False),
         ("/embed", {"inputs": "a", "truncate": False}, 0, False),
@@ -123,6 +164,33 @@ EMBED, TOO_MANY = "/v1/embeddings", ["a"] * 6
         (EMBED, EMBEDDING, {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
         (EMBED, EMBEDDING, {"input": "a", "prompt_name": "none"}, "prompt_name", "invalid_value"),
         (EMBED, EMBEDDING, {"input": [1], "prompt_name": "web"}, "prompt_name", "invalid_value"),
+        (EMBED, EMBEDDING, {"input": "a", "input_type": "web"}, "input_type", "invalid_value"),
+        (EMBED, EMBEDDING, {"input": "a", "input_type": "clustering"}, "input_type", "invalid_value"),
+        (EMBED, EMBEDDING, {"input": "a", "input_type": "query", "prompt_name": "web"}, "input_type", "invalid_value"),
+        (EMBED, EMBEDDING, {"input": "a", "truncate": "MIDDLE"}, "truncate", "invalid_value"),
+        (
+            EMBED,
+            EMBEDDING,
+            {"input": "a", "truncate": "END", "truncation_side": "left"},
+            "truncation_side",
+            "invalid_value",
+        ),
+        (
+            EMBED,
+            EMBEDDING,
+            {"input": "a", "normalize": True, "use_activation": False},
+            "use_activation",
+            "invalid_value",
+        ),
+        ("/embed", EMBEDDING, {"inputs": "a", "truncate": "END"}, "truncate", "invalid_value"),
+        (
+            "/embed",
+            EMBEDDING,
+            {"inputs": "a", "truncation_side": "left", "truncation_direction": "Left"},
+            "truncation_direction",
+            "invalid_value",
+        ),
+        ("/rerank", SCORE, {"query": "a", "documents": ["b"], "top_n": 1, "top_k": 1}, "top_k", "invalid_value"),
         (EMBED, EMBEDDING, {"messages": [{"role": "user"}], "input": "a"}, "messages", "unsupported_parameter"),
         ("/encode", None, {"text": "a"}, None, "no_pooling"),
         ("/encode", EMBEDDING, {}, "text", "missing_required_parameter"),
@@ -217,5 +285,5 @@ def test_an_input_that_does_not_fit_is_named() -> None:
 def test_what_cannot_be_cut_to_what_is_wanted_is_named() -> None:
     (part,) = parts_of(Inputs(["documents.0"], ["a"], ["b"]), Prepare(request_id="r", truncate_to=10))
     check_lengths(part, Prepared(token_ids=[[1] * 10]), config_of(YES_NO), "more")
-    with pytest.raises(ApiError, match=r"'documents.0' cannot be cut to 10: .* take 11 .*shorten the query"):
+    with pytest.raises(ApiError, match=r"'documents.0' cannot be cut to 10: .* take 10 .*shorten the query"):
         check_lengths(part, Prepared(token_ids=[[1] * 11]), config_of(YES_NO), "more")

@@ -1,6 +1,7 @@
 """What `/openapi.json` allows of bodies for vectors is served, and what is served it allows."""
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import jsonschema
@@ -29,18 +30,19 @@ DOCUMENTS_OF = {
 }
 
 
+WORDS = ("START", "END", "NONE", "left", "Right", "query", "search_document", "classification", "clustering")
 FORMS = (("input",), ("inputs",), ("text",), ("input_ids",), ("query", "documents"), ("query", "texts"),
          ("text_1", "text_2"), ("queries", "documents"))  # fmt: skip
 
 
-def bodies(schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+def bodies(schema: dict[str, Any], own: Collection[str]) -> st.SearchStrategy[dict[str, Any]]:
     """Most of the time one of its forms with what that needs, and a few fields beside, of any value."""
-    names = sorted(schema["properties"].keys() - NEUTRAL.keys())
+    names = sorted(schema["properties"].keys() - (NEUTRAL.keys() - set(own)))
     forms = [form for form in FORMS if {*form} <= {*names}]
     lists = dict.fromkeys(("documents", "texts"), TEXT_LISTS.filter(bool)) | {"input_ids": st.just([1, 2])}
     good = [st.fixed_dictionaries({name: lists.get(name, st.just("a")) for name in form}) for form in forms]
     main = {name for form in forms for name in form}
-    values = {name: INPUTS if name in main else SCALARS for name in names}
+    values = {name: INPUTS if name in main else SCALARS | st.sampled_from(WORDS) for name in names}
     few = st.lists(st.sampled_from(names), max_size=2, unique=True).flatmap(
         lambda chosen: st.fixed_dictionaries({name: values[name] for name in chosen})
     )
@@ -55,7 +57,7 @@ def test_the_document_allows_what_is_served(kind: str, data: st.DataObject) -> N
     path = data.draw(st.sampled_from(sorted(VECTORS.keys() & whole["paths"].keys())))
     schema = whole["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     properties = whole["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-    body = data.draw(bodies(properties))
+    body = data.draw(bodies(properties, VECTORS[path].body.__struct_fields__))
     checked = jsonschema.Draft202012Validator({**schema, "components": whole["components"]})
     reader = FormReader(VECTORS[path], config_of(OF_KINDS[kind]))
     error = None
@@ -79,8 +81,8 @@ def test_only_what_the_model_can_serve_is_in_the_document() -> None:
     scored = {path for path in VECTORS if "score" in path or "rerank" in path}
     assert paths(None) == set()
     assert paths(EMBEDDING) == scored | {"/v1/embeddings", "/embeddings", "/embed", "/encode"}
-    assert paths(SCORE) == paths(YES_NO) == scored | {"/classify", "/encode"}
-    assert paths(CLASSES) == {"/classify", "/encode"}
+    assert paths(SCORE) == paths(YES_NO) == scored | {"/classify", "/v1/classify", "/encode"}
+    assert paths(CLASSES) == {"/classify", "/v1/classify", "/encode"}
 
 
 @pytest.mark.parametrize("kind", OF_KINDS)
@@ -89,8 +91,9 @@ def test_neutral_values_and_examples_are_served(kind: str) -> None:
         content = DOCUMENTS_OF[kind]["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         reader = FormReader(VECTORS[path], config_of(OF_KINDS[kind]))
         assert not reader.job(json.dumps(content["example"]).encode(), "id").unknown_fields
-        for name, values in NEUTRAL.items():
-            for value in (None, *values):
+        # A body's own fields have values of their own.
+        for name in NEUTRAL.keys() - set(VECTORS[path].body.__struct_fields__):
+            for value in (None, *NEUTRAL[name]):
                 assert reader.job(json.dumps(content["example"] | {name: value}).encode(), "id")
             with pytest.raises(ApiError, match=name):
                 reader.job(json.dumps(content["example"] | {name: "else"}).encode(), "id")
