@@ -32,6 +32,8 @@ def value_of(asks: list[Asked]) -> list[Any]:
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": TEXT}}}, "json", TEXT, NAMED),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "json", '{"type":"object"}', NAMED),
         ({"response_format": {"type": "json_object"}}, "json", '{"type":"object"}', "response_format"),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json", TEXT, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "schema": None}}, "json", '{"type":"object"}', "response_format"),
         ({"response_format": {"type": "structural_tag", **TAGS}}, "tags", TAGS_TEXT, "response_format"),
         ({"structured_outputs": {"json": SCHEMA}}, "json", TEXT, "structured_outputs.json"),
         ({"structured_outputs": {"json": TEXT, "json_object": False}}, "json", TEXT, "structured_outputs.json"),
@@ -44,6 +46,7 @@ def value_of(asks: list[Asked]) -> list[Any]:
         ({"json_schema": TEXT}, "json", TEXT, "json_schema"),
         ({"regex": "a"}, "regex", "a", "regex"),
         ({"ebnf": "x"}, "grammar", "x", "ebnf"),
+        ({"grammar": "x"}, "grammar", "x", "grammar"),
         ({"structural_tag": json.dumps({"type": "structural_tag", **TAGS})}, "tags", TAGS_TEXT, "structural_tag"),
         ({"guided_json": SCHEMA}, "json", TEXT, "guided_json"),
         ({"guided_regex": "a"}, "regex", "a", "guided_regex"),
@@ -59,7 +62,7 @@ def test_fields(given: dict[str, Any], kind: str, text: str, param: str) -> None
 
 
 def test_what_asks_for_nothing() -> None:
-    assert sent(response_format={"type": "text"}) == []
+    assert sent(response_format={"type": "text"}) == sent(grammar="") == []
     assert value_of(sent(regex="a", ignore_eos=True))[4] is True
     assert value_of(sent(response_format=schema_of(SCHEMA, strict=True)))[3] is True
     assert field_of(Asked("unknown/1", False, b"")) is None
