@@ -223,6 +223,16 @@ def test_integers_beyond_doubles_are_never_allowed_by_a_bound(schema: dict[str, 
     assert without_annotations(schema) == held
 
 
+@pytest.mark.parametrize("name", ["Items", "Length", "Properties"])
+def test_counts_are_integers_however_they_are_written(name: str) -> None:
+    assert without_annotations({f"min{name}": 2.0, f"max{name}": "3"}) == {f"min{name}": 2, f"max{name}": 3}
+    odd: dict[str, Any] = {f"min{name}": 2.5, f"max{name}": "9" * 5000}
+    assert without_annotations({"items": odd}) == {"items": odd}
+    for wrong in (2.5, -1.0, 1e300, "x", "²", "", None, True):
+        assert without_annotations({f"min{name}": wrong}) == {f"min{name}": wrong}
+    assert check_asks(sent(guided_json={"type": "array", "minItems": 1.0, "maxItems": "2"})) == []
+
+
 @pytest.mark.parametrize(
     "schema", [{"const": 2**53 + 1}, {"enum": [{"a": [2**70]}]}, {"items": {"minimum": 2**63}}, {"minimum": 1e30}]
 )
