@@ -64,7 +64,8 @@ def without_annotations(schema: Schema) -> Schema:
         if num_seen + len(left) > MAX_SCHEMAS:
             raise TooManySchemas
         for key, value in source.items():
-            if key in _CUT:
+            # Go's structs have null where a keyword is not given (`"required": null`); only a constant may be null.
+            if key in _CUT or (value is None and key != "const"):
                 continue
             if key in _BY_NAME and isinstance(value, dict):
                 copy[key] = {name: copied(one) for name, one in value.items()}  # pyright: ignore[reportUnknownVariableType]
