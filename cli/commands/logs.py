@@ -46,7 +46,8 @@ def logs(name: str, wanted: Wanted, *, follow: bool, output: Literal["text", "js
     if wanted.since is None and wanted.num_lines is None:
         wanted = wanted._replace(num_lines=_DEFAULT_LINES)
     shown = _Shown(wanted, as_text=output == "text" if output else sys.stdout.isatty())
-    if not any(directory.logs.glob("*.log")):
+    # Of files that somebody else has moved, as logrotate does, the predecessors are there.
+    if not any(directory.logs.glob("*.log*")):
         error = not_running(name)
         raise NotRunning(f"there are no logs of a mesh {name!r}", why=error.why, do=error.do)
     with suppress(KeyboardInterrupt):

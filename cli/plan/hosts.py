@@ -32,7 +32,9 @@ Device = Annotated[
 Address = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)$",
+        # With `_`, which no host may have and containers do; with the dot of a name that is not searched for.
+        pattern=r"^([A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\.?"
+        r"|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)$",
         description="an IP address or a DNS name, without a port (ports are chosen; the registry's is registry_port)",
     ),
 ]

@@ -5,7 +5,6 @@ Used on the event loop's thread only, so plain dictionaries suffice.
 """
 
 import bisect
-import contextlib
 import contextvars
 import functools
 import logging
@@ -18,6 +17,7 @@ from typing import Final, NamedTuple, TextIO, cast
 import msgspec
 
 from mesh.errors import BadSetting
+from mesh.runtime.log_stream import LogStream
 from mesh.runtime.plain_structlog import structlog
 from mesh.wire.frames import Histogram, StatsReply
 
@@ -129,23 +129,6 @@ class _Observations:
         return Histogram(bounds=list(SECONDS), counts=list(self.counts), total=self.total)
 
 
-class _LogStream:
-    """Writes to a log that may fail: a full disk or a vanished reader must not stop an actor."""
-
-    def __init__(self, target: TextIO) -> None:
-        self.target = target
-
-    def write(self, text: str) -> int:
-        try:
-            return self.target.write(text)
-        except (OSError, ValueError):
-            return 0
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self.target.flush()
-
-
 class LogSettings(NamedTuple):
     """The environment's settings for the log. `json` is None if unset."""
 
@@ -169,7 +152,7 @@ def _choice(environment: Mapping[str, str], name: str, choices: tuple[str, ...])
 
 def setup_log(*, level: str = "info", json: bool = True, stream: TextIO | None = None) -> None:
     """Set up structlog, and `logging` from warnings on: one JSON object a line, or coloured lines. Called once."""
-    out = _LogStream(stream if stream is not None else sys.stderr)
+    out = LogStream(stream if stream is not None else sys.stderr)
     structlog.configure(
         processors=_processors(out, json=json),
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -181,7 +164,7 @@ def setup_log(*, level: str = "info", json: bool = True, stream: TextIO | None =
 
 def log_to(stream: TextIO, level: str) -> structlog.stdlib.BoundLogger:
     """A log of JSON lines of its own, whatever the process's own log is; nothing else is set up."""
-    out = _LogStream(stream)
+    out = LogStream(stream)
     return structlog.wrap_logger(
         structlog.WriteLogger(cast("TextIO", out)),
         processors=_processors(out, json=True),
@@ -190,7 +173,7 @@ def log_to(stream: TextIO, level: str) -> structlog.stdlib.BoundLogger:
     )
 
 
-def _processors(out: _LogStream, *, json: bool) -> list[structlog.typing.Processor]:
+def _processors(out: LogStream, *, json: bool) -> list[structlog.typing.Processor]:
     renderer: structlog.typing.Processor
     if json:
         renderer = structlog.processors.JSONRenderer(serializer=_to_json)

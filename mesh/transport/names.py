@@ -4,9 +4,12 @@ ZeroMQ resolves a name in the one thread that serves all sockets, and the whole 
 server may take 5 s or more to report that a container is gone, and every actor that dialed one was killed for its
 silence. Here each look-up has a thread of its own; further requests for a name being looked up wait for that answer.
 
-A running mesh survives the failure of its name server: if that is silent or broken, the name's previous address is
-used. A host seldom comes back under another one; if it does, no welcome comes from the old address, and the host is
-dialed again.
+A running mesh survives the failure of its name server: if that is silent or broken, the name's previous addresses are
+used. A host seldom comes back under others; if it does, no welcome comes from the old ones, and the host is dialed
+again.
+
+Of several addresses of a name one may be of a family or network that its host does not listen in, or that is cut off:
+each is dialed in turn until one answers.
 """
 
 import asyncio
@@ -63,12 +66,13 @@ class Names:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._searches: dict[str, _Search] = {}
-        self._known: dict[str, str] = {}
+        self._known: dict[str, list[str]] = {}
 
     def look_up(self, name: str) -> "asyncio.Future[str]":
-        """The name's IP address, preferably IPv4. The future is shared with other callers: do not cancel it.
+        """The name's IP address, preferably IPv4, of those that did not fail last. The future is shared with other
+        callers: do not cancel it.
 
-        If no name server answers within 0.25 s, it is the address that the name had before. Raises OSError if there is
+        If no name server answers within 0.25 s, it is an address that the name had before. Raises OSError if there is
         none. There is no deadline: the caller has its own.
         """
         search = self._searches.get(name)
@@ -80,6 +84,13 @@ class Names:
             return search.found
         self._ask(name, search)
         return search.found
+
+    def failed(self, name: str, address: str) -> None:
+        """Nobody answered there: it is the last of the name's addresses from now on."""
+        known = self._known.get(name, [])
+        if address in known:
+            known.remove(address)
+            known.append(address)
 
     def close(self) -> None:
         """Stop asking. Threads that are still asking end by themselves."""
@@ -110,33 +121,33 @@ class Names:
         else:
             # Threads still asking will provide the address to use next time. A podman name server that had lost all
             # names but the newest host's once delayed a recovery by 22 s to 48 s, although the address was in use.
-            search.found.set_result(known)
+            search.found.set_result(known[0])
 
     def _wait(self, name: str, search: _Search, number: int) -> None:
-        address, error = "", None
+        addresses: list[str] = []
+        error = None
         try:
             entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            address = str(min(entries, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+            addresses = [str(entry[4][0]) for entry in sorted(entries, key=lambda entry: entry[0] != socket.AF_INET)]
         except (OSError, UnicodeError) as problem:
             error = OSError(f"{name} cannot be looked up: {problem}")
             error.errno = problem.errno if isinstance(problem, OSError) else None
         # A closed loop no longer needs the answer.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._answer, name, search, number, address, error)
+            self._loop.call_soon_threadsafe(self._answer, name, search, number, addresses, error)
 
-    def _answer(self, name: str, search: _Search, number: int, address: str, error: OSError | None) -> None:
+    def _answer(self, name: str, search: _Search, number: int, addresses: list[str], error: OSError | None) -> None:
         search.num_asking -= 1
         if error is None:
-            self._known.pop(name, None)
-            self._known[name] = address
+            before = self._known.pop(name, [])
+            # New ones first: a host that is back has them. The others in the order in which they failed.
+            self._known[name] = sorted(addresses, key=lambda one: before.index(one) if one in before else -1)
             if len(self._known) > _MAX_KNOWN:
                 del self._known[next(iter(self._known))]
         if not search.found.done():
-            if error is None:
-                search.found.set_result(address)
-            elif error.errno == socket.EAI_AGAIN and name in self._known:
-                # Not an answer that the name does not exist, only that no name server can be asked now.
-                search.found.set_result(self._known[name])
+            # EAI_AGAIN is no answer that the name does not exist, only that no name server can be asked now.
+            if error is None or (error.errno == socket.EAI_AGAIN and name in self._known):
+                search.found.set_result(self._known[name][0])
             elif number == search.num_begun:
                 # Only the latest look-up may say that there is none: an earlier one may predate the name's return.
                 search.found.set_exception(error)

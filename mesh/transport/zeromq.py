@@ -129,6 +129,7 @@ class ZeroMQTransport:
             self._gone(dialed, str(error))
             return
         address = found.result()
+        dialed.by_name = name_in(endpoint.control), address
         self._connect_both(
             dialed, Endpoint(with_address(endpoint.control, address), with_address(endpoint.data, address))
         )
@@ -170,7 +171,8 @@ class ZeroMQTransport:
             socket.close(0)
             raise
         dialed.sockets.append(channel_socket)
-        channel_socket.watch(_ENDS, self._monitor_name(), partial(self._on_end, dialed))
+        events = _ENDS | zmq.Event.HANDSHAKE_SUCCEEDED if dialed.by_name else _ENDS
+        channel_socket.watch(int(events), self._monitor_name(), partial(self._on_event, dialed))
         socket.connect(where)
 
     @property
@@ -203,7 +205,7 @@ class ZeroMQTransport:
         if link.dialed:
             dialed = self._dialed.pop(link, None)
             if dialed is not None:
-                dialed.close(0)
+                self._close(dialed)
         else:
             accepted = self._accepted.pop(link, None)
             if accepted is not None:
@@ -262,8 +264,11 @@ class ZeroMQTransport:
             # Only for tcp: within a host, the supervisor reports which process has ended.
             self._listener.on_some_link_down()
 
-    def _on_end(self, dialed: Dialed, event: list[Buffer]) -> None:
+    def _on_event(self, dialed: Dialed, event: list[Buffer]) -> None:
         what = zmq.Event(parse_monitor_message([bytes(part) for part in event])["event"])
+        if what == zmq.Event.HANDSHAKE_SUCCEEDED:
+            dialed.by_name = None
+            return
         reason = _GONE.get(what, "gone")
         if what == zmq.Event.HANDSHAKE_FAILED_AUTH and (do := how_to_be_allowed(self._options)):
             reason = f"{reason}: {do}"
@@ -276,9 +281,14 @@ class ZeroMQTransport:
         if self._dialed.get(dialed.link) is not dialed:
             return
         del self._dialed[dialed.link]
-        dialed.close(0)
+        self._close(dialed)
         if self._listener is not None:
             self._listener.on_link_down(dialed.link, reason)
+
+    def _close(self, dialed: Dialed) -> None:
+        if dialed.by_name is not None:
+            self._names.failed(*dialed.by_name)
+        dialed.close(0)
 
     def _identify(self, identity: bytes, user: bytes) -> Link:
         link = link_of(identity)

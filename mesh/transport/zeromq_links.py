@@ -26,14 +26,19 @@ _MIN_NONCE_CHARS, _MAX_NONCE_CHARS = 2 * _NONCE_BYTES, 64
 
 
 class Dialed:
-    """A connection that this actor has dialed. `server_key`: the key the listener must have, empty if not encrypted."""
+    """A connection that this actor has dialed.
 
-    __slots__ = ("link", "outboxes", "server_key", "sockets")
+    `server_key`: the key the listener must have, empty if not encrypted. `by_name`: name and address that were dialed,
+    until somebody there answers.
+    """
+
+    __slots__ = ("by_name", "link", "outboxes", "server_key", "sockets")
 
     def __init__(self, link: Link, outboxes: tuple[Outbox, Outbox]) -> None:
         self.link = link
         self.outboxes = outboxes
         self.server_key = b""
+        self.by_name: tuple[str, str] | None = None
         self.sockets: list[LoopSocket] = []
 
     def close(self, linger_ms: int) -> None:

@@ -1,4 +1,5 @@
-"""The HTTP fields by which clients ask for structured output: OpenAI's, vLLM's of today and of before, SGLang's.
+"""The HTTP fields by which clients ask for structured output: OpenAI's, vLLM's of today and of before, SGLang's and
+llama.cpp's.
 
 All of them say one of four things: a JSON schema, a regular expression, a grammar, or tags within free text.
 """
@@ -37,7 +38,9 @@ class TextFormat(Struct, frozen=True, kw_only=True, tag_field="type", tag="text"
 
 
 class JsonObjectFormat(Struct, frozen=True, kw_only=True, tag_field="type", tag="json_object"):
-    """Any JSON object."""
+    """Any JSON object; with `schema`, as llama.cpp, Together and Fireworks have it, JSON that it describes."""
+
+    schema: str | Schema | None = None
 
 
 class NamedSchema(Struct, frozen=True, kw_only=True):
@@ -89,6 +92,7 @@ FIELDS: Final[Fields] = {
     "json_schema": str | Schema,
     "regex": str,
     "ebnf": str,
+    "grammar": str,
     "structural_tag": str | Schema,
     "guided_json": str | Schema,
     "guided_regex": str,
@@ -124,6 +128,7 @@ def _found(body: Mapping[str, Any]) -> Iterator[tuple[str, Any, _Reader]]:
         "json_schema": _of_schema,
         "regex": _of_regex,
         "ebnf": _of_grammar,
+        "grammar": _of_grammar,
         "structural_tag": _of_tags,
         "guided_json": _of_schema,
         "guided_regex": _of_regex,
@@ -131,7 +136,8 @@ def _found(body: Mapping[str, Any]) -> Iterator[tuple[str, Any, _Reader]]:
         "guided_grammar": _of_grammar,
     }
     for name, read in readers.items():
-        if body[name] is not None:
+        # llama.cpp's clients send an empty grammar for none.
+        if body[name] is not None and (name, body[name]) != ("grammar", ""):
             yield name, body[name], read
 
 
@@ -157,23 +163,24 @@ def _in_outputs(outputs: StructuredOutputs) -> Iterator[tuple[str, Any, _Reader]
 
 
 def _of_format(form: JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat, param: str) -> Wanted:
-    if isinstance(form, JsonObjectFormat):
-        return Wanted("json", _ANY_OBJECT, param)
     if isinstance(form, StructuralTagFormat):
         return _of_structures(form, param)
-    named, param = form.json_schema, "response_format.json_schema.schema"
-    if named.schema is None:
-        return Wanted("json", _ANY_OBJECT, param)
-    return _of_schema(named.schema, param)._replace(strict=bool(named.strict))
+    if isinstance(form, JsonObjectFormat):
+        schema, is_strict = form.schema, False
+        param = param if schema is None else f"{param}.schema"
+    else:
+        schema, is_strict = form.json_schema.schema, bool(form.json_schema.strict)
+        param = f"{param}.json_schema.schema"
+    return Wanted("json", _ANY_OBJECT, param) if schema is None else _of_schema(schema, param, strict=is_strict)
 
 
-def _of_schema(schema: str | Schema, param: str) -> Wanted:
+def _of_schema(schema: str | Schema, param: str, *, strict: bool = False) -> Wanted:
     if isinstance(schema, str):
         try:
             schema = msgspec.json.decode(schema, type=Schema)
         except msgspec.DecodeError as error:
             raise InvalidAsk(f"'{param}' is not a JSON schema: {error}.", param) from None
-    return Wanted("json", _compact(_held(schema, param)), param)
+    return Wanted("json", _compact(_held(schema, param)), param, strict)
 
 
 def _held(schema: Schema, param: str) -> Schema:

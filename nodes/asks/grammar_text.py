@@ -8,12 +8,13 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from nodes.asks.ask import InvalidAsk, UnsupportedSchema
 from nodes.asks.grammar_fields import Kind
+from nodes.asks.schema_annotations import without_annotations
 from nodes.bundled.byte_tokenizer import EOS_TOKEN, SPECIAL_TOKEN_IDS, byte_tokenizer_json
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _grammar_of(kind: Kind, text: str, is_special: Callable[[str], bool], *, str
 
     match kind:
         case "json":
-            return LLMatcher.grammar_from_json_schema(text, overrides=json_options(strict=strict))
+            return LLMatcher.grammar_from_json_schema(json.dumps(described(json.loads(text), strict=strict)))
         case "regex":
             return LLMatcher.grammar_from_regex(_unanchored(text))
         case "grammar":
@@ -96,11 +97,14 @@ def _grammar_of(kind: Kind, text: str, is_special: Callable[[str], bool], *, str
             return LLMatcher.grammar_from_lark(_with_tags(json.loads(text), is_special))
 
 
-def json_options(*, strict: bool) -> Any:
-    """How JSON is written, and whether what of a schema cannot be enforced is refused."""
+def described(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    """A schema as llguidance compiles it: with how JSON is written, and whether what cannot be enforced is refused."""
     # Pydantic writes unions as anyOf or, with discriminators, as oneOf, which could not be enforced otherwise.
     flexible = {"whitespace_flexible": True, "whitespace_pattern": _ONE_SPACE, "coerce_one_of": True}
-    return {**flexible, "item_separator": ",", "key_separator": ":", "lenient": not strict}
+    options = {**flexible, "item_separator": ",", "key_separator": ":", "lenient": not strict}
+    # Zod writes a pattern with look-ahead for each address of mail, beside its format.
+    kept = schema if strict else without_annotations(schema, with_all_patterns=False)
+    return {**kept, "x-guidance": options}
 
 
 def _unanchored(regex: str) -> str:
@@ -117,7 +121,7 @@ def _with_tags(tags: dict[str, Any], is_special: Callable[[str], bool]) -> str:
     rules: list[str] = []
     for number, (begin, schema, end) in enumerate(structures):
         trigger = next(one for one in triggers if begin.startswith(one))
-        body = json.dumps({**schema, "x-guidance": json_options(strict=False)})
+        body = json.dumps(described(schema, strict=False))
         rest = " ".join([*_quoted(begin[len(trigger) :]), "%json", body, *_quoted(end)])
         if is_special(trigger):
             rules.append(f"tag_{number}: TAG_TEXT {trigger} {rest}")
@@ -142,7 +146,7 @@ def check_grammar(kind: Kind, text: str, param: str, *, strict: bool) -> list[st
 
     try:
         grammar = grammar_of(kind, text, lambda _: False, strict=strict)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidAsk(f"'{param}' cannot be compiled: {str(error)[:_SHOWN_CHARS]}.", param) from None
     began = time.process_time()
     is_wrong, notes = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
@@ -157,7 +161,13 @@ def check_grammar(kind: Kind, text: str, param: str, *, strict: bool) -> list[st
     if (taken_s := time.process_time() - began) > MAX_COMPILE_S:
         what = f"it takes {taken_s:.2f} s to compile, and may take {MAX_COMPILE_S:g}"
         raise InvalidAsk(f"'{param}' is too complex: {what}. Make it simpler.", param)
+    if kind == "json" and not strict and _has_other_patterns(json.loads(text)):
+        return [*notes, "Patterns that look around, or back at a group"]
     return notes
+
+
+def _has_other_patterns(schema: Mapping[str, Any]) -> bool:
+    return without_annotations(schema) != without_annotations(schema, with_all_patterns=False)
 
 
 def _walk(matcher: "LLMatcher") -> None:

@@ -99,6 +99,9 @@ class _Copy:
 
     def _fill(self, copy: Schema, source: Mapping[str, Any]) -> None:
         for key, value in source.items():
+            # Go's structs have null where a keyword is not given (`"required": null`); only a constant may be null.
+            if value is None and key != "const":
+                continue
             if key == "$ref":
                 copy[key] = self._place(self._document.target(source))
             elif key == "$schema":

@@ -1,6 +1,8 @@
-"""Large numbers of a JSON schema as llguidance can hold them: it reads doubles, and of integers' bounds 64 bits.
+"""Numbers of a JSON schema as llguidance can hold them: it reads doubles, of integers' bounds 64 bits, and counts as
+integers without a fraction.
 
-Without this it would draw 9007199254740992 where a schema says 9007199254740993.
+Without this it would draw 9007199254740992 where a schema says 9007199254740993, and refuse two items at most where it
+says 2.0.
 """
 
 import math
@@ -13,13 +15,17 @@ _EXACT: Final = 2**53
 _MOST: Final = 2**63 - 1024
 """The largest double within 64 bits; the library refuses the smallest 64-bit integer as a bound, or crashes of it."""
 
+_MOST_COUNTED: Final = 2**31
+"""More than any answer has of anything."""
+_COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+
 
 class NumberTooLarge(ValueError):
     """An integer of a schema that could not be enforced."""
 
 
 def fit_numbers(schema: Schema) -> None:
-    """Change the bounds of this schema, not of those in it, to such that allow no more and can be held.
+    """Change the bounds and counts of this schema, not of those in it, to such that allow no more and can be held.
 
     Raises NumberTooLarge if there are none, or if a value is no double.
     """
@@ -35,6 +41,16 @@ def fit_numbers(schema: Schema) -> None:
             raise NumberTooLarge(f"the integer {str(one)[:40]} is no double")
     _fit(schema, "minimum", 1)
     _fit(schema, "maximum", -1)
+    for name in _COUNTS:
+        if name in schema:
+            schema[name] = _counted(schema[name])
+
+
+def _counted(count: Any) -> Any:
+    """2.0 is an integer to JSON Schema (6.1); "2" is what protobuf's JSON makes of one, and OpenAI takes it."""
+    if isinstance(count, str) and count.isascii() and count.isdigit() and len(count) < len(str(_MOST_COUNTED)):
+        return int(count)
+    return int(count) if isinstance(count, float) and count.is_integer() and 0 <= count < _MOST_COUNTED else count
 
 
 def _fit(schema: Schema, bound: str, inwards: int) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from nodes.asks.grammar_text import json_options
+from nodes.asks.grammar_text import described
 from nodes.asks.schema_annotations import TooManySchemas, without_annotations
 from nodes.asks.schema_numbers import NumberTooLarge
 from nodes.asks.schema_refs import SchemaDocument, UnresolvedReference
@@ -178,9 +178,8 @@ def json_term(schema: str, *, strict: bool) -> str:
 
 
 def _json(schema: Mapping[str, Any], *, strict: bool) -> str:
-    described = {**schema, "x-guidance": json_options(strict=strict)}
     # Not by msgspec, which does not write the integers beyond 64 bits that it reads.
-    return "%json " + json.dumps(described, ensure_ascii=False, separators=(",", ":"))
+    return "%json " + json.dumps(described(schema, strict=strict), ensure_ascii=False, separators=(",", ":"))
 
 
 def _lines(tool: OfferedTool) -> str:

@@ -7,7 +7,8 @@ what is written to it.
 
 Messages that another server on the path may understand differently are refused, so that no request can hide in
 another's body (RFC 9112, 3.2, 6.1 and 11.2): a host that is missing, repeated or invalid, a body whose length is given
-by anything but `Content-Length` or `Transfer-Encoding: chunked`, a version other than 1.0 and 1.1.
+by anything but `Content-Length` or `Transfer-Encoding: chunked`, a version other than 1.0 and 1.1. Nor is anything sent
+that the version of the request does not know: to HTTP/1.0 no chunks.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import re
 from typing import Any
 
 import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -286,6 +288,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         cycle.scope["extensions"] = {PIECES: {"writer": _Pieces(cycle, self._gone)}}
         if not self.pipeline:
             self._forget_line()
+        if cycle.scope["http_version"] == "1.0":
+            app = _ends_by_closing(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def _tell_answering(self) -> None:
@@ -349,6 +353,30 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._reader_timer is not None:
             self._reader_timer.cancel()
             self._reader_timer = None
+
+
+def _ends_by_closing(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """An application whose answers of unknown length are not chunked, which HTTP/1.0 does not know (RFC 9112, 6.1):
+    its clients and proxies would take the sizes for text. Their end is that of the connection, which has no other use.
+    """
+
+    async def unchunked(scope: Scope, receive: Receive, send: Send) -> None:
+        is_open = False
+
+        async def send_plainly(message: Message) -> None:
+            nonlocal is_open
+            if message["type"] == "http.response.start":
+                is_open = all(name.lower() != b"content-length" for name, _ in message["headers"])
+                if is_open:
+                    cycle.chunked_encoding = False
+            elif is_open:
+                # uvicorn compares what is sent with what was announced: of each piece its own.
+                cycle.expected_content_length = len(message["body"])
+            await send(message)
+
+        await app(scope, receive, send_plainly)
+
+    return unchunked
 
 
 class _Pieces:

@@ -9,6 +9,7 @@ what templates are written against. What OpenAI's API has and templates lack is 
 import hashlib
 import json
 import re
+from itertools import groupby
 from typing import Any, Final, cast
 
 import msgspec
@@ -35,7 +36,7 @@ def parse_messages(chat: bytes, dialect: TemplateDialect) -> list[dict[str, Any]
         raise TemplateError("messages has to be a list of at least one message", "messages")
     read = [_message(message, f"messages[{i}]", dialect) for i, message in enumerate(cast("list[Any]", messages))]
     _name_calls(read, dialect)
-    return read
+    return _in_order_of_calls(read)
 
 
 def late_system_as_user(messages: list[dict[str, Any]], dialect: TemplateDialect) -> list[dict[str, Any]]:
@@ -158,6 +159,26 @@ def _name_call(call: Any, new_id: str, ids: dict[str, str], dialect: TemplateDia
     function: Any = fields.get("function")
     if isinstance(function, dict) and "id" in fields:
         ids[str(cast("dict[str, Any]", function).get("name"))] = fields["id"]
+
+
+def _in_order_of_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results that follow a message with calls, in the order of its calls: clients say by ids which is whose, and
+    send them as their tools ended, but most templates show no ids, so that a model takes the first for the first's.
+    """
+    ordered: list[dict[str, Any]] = []
+    places: dict[Any, int] = {}
+    for is_result, run in groupby(messages, lambda message: message["role"] == "tool"):
+        said = [*run]
+        if is_result:
+            # Stable: results of one id, as some servers give all calls, stay as they came.
+            said.sort(key=lambda result: places.get(result.get("tool_call_id"), 0))
+        calls: Any = said[-1].get("tool_calls")
+        places = {}
+        for at, call in enumerate(calls if isinstance(calls, list) else ()):  # pyright: ignore[reportUnknownArgumentType]
+            if isinstance(call, dict):
+                places.setdefault(cast("dict[str, Any]", call).get("id"), at)
+        ordered += said
+    return ordered
 
 
 def _call_id(given: str, dialect: TemplateDialect) -> str:

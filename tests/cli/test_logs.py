@@ -317,6 +317,13 @@ def test_a_mesh_that_has_ended_shows_what_is_here(mesh, capsys):
     assert told.err == "showing only this host's logs: no mesh named 'm' is running\n"
 
 
+def test_files_that_somebody_moved_are_shown(mesh, capsys):
+    for path in [*mesh.logs.glob("*.log")]:
+        path.rename(path.with_name(path.name + ".1"))
+    assert logs("m", Wanted(names=("gateway",)), follow=False, output="json") is ExitCode.OK
+    assert events(capsys.readouterr().out.splitlines()) == ["joined", "slow"]
+
+
 def test_who_has_no_log(mesh, capsys):
     with pytest.raises(WrongUsage, match=r"(?s)no actor or role gatway.*did you mean gateway"):
         logs("m", Wanted(names=("gatway",)), follow=False, output=None)

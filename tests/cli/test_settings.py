@@ -227,6 +227,12 @@ def test_who_starts_a_host_says_which_it_is(tmp_path):
     assert chosen.registry_host == "d-1"
 
 
+@pytest.mark.parametrize("name", ["mesh_p_1", "p.svc.cluster.local.", "P-1.example"])
+def test_a_host_may_have_any_name_that_can_be_looked_up(tmp_path, name):
+    file = write(tmp_path, HOSTS.replace("10.0.0.2", name))
+    assert load_settings(file, {}, {"host": "p"}).own_host.address == name
+
+
 def test_without_hosts_the_word_is_the_address_of_the_gateway():
     settings = load_settings(None, {"KVMESH_HOST": "10.0.0.9", "KVMESH_ON": "p", "KVMESH_HOSTS": "p"}, {})
     assert (settings.host, settings.on, settings.own_host, settings.registry_host) == ("10.0.0.9", "", None, "")

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from mesh.runtime.log_stream import lies_at
+
 
 class LineFile:
     """Lines at `path`, `max_bytes` at most, and as many in the file before it (`.1`). Opened when there is a line.
@@ -19,6 +21,9 @@ class LineFile:
 
     def write(self, line: bytes) -> None:
         """Append a whole line. Raises OSError, on a full disk for example; a later one may well be written again."""
+        if self._descriptor >= 0 and not lies_at(self._path, self._descriptor):
+            # Moved or removed by somebody else.
+            self.close()
         if self._descriptor < 0:
             self._open()
         elif self._num_bytes + len(line) > self._max_bytes:

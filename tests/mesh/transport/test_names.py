@@ -143,6 +143,32 @@ async def test_a_name_that_nobody_answers_has_as_many_threads_as_may_ask(
 
 
 @pytest.mark.parametrize("resolver", [(0,)], indirect=True)
+async def test_where_nobody_answered_is_dialed_last(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Names(asyncio.get_running_loop())
+    for expected in ("10.0.0.7", "::7", "10.0.0.7", "::7"):
+        assert await names.look_up("head") == expected
+        names.failed("head", expected)
+    names.failed("head", "10.0.0.7")
+    names.failed("nobody", "10.0.0.7")
+    assert await names.look_up("head") == await names.look_up("head") == "::7", "it stays while it does not fail"
+    resolver.hang()
+    assert await asyncio.wait_for(names.look_up("head"), 5.0) == "::7"
+    names.failed("head", "::7")
+    assert await asyncio.wait_for(names.look_up("head"), 5.0) == "10.0.0.7", "without a name server, too"
+    names.close()
+
+
+async def test_a_host_that_is_back_is_dialed_at_its_new_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Names(asyncio.get_running_loop())
+    entries = [(socket.AF_INET, 0, 0, "", ("10.0.0.7", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: entries)
+    assert await names.look_up("head") == "10.0.0.7"
+    entries.append((socket.AF_INET, 0, 0, "", ("10.0.0.8", 0)))
+    assert await names.look_up("head") == "10.0.0.8"
+    names.close()
+
+
+@pytest.mark.parametrize("resolver", [(0,)], indirect=True)
 async def test_as_many_names_are_remembered_as_may_be(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_KNOWN", 2)
     names = Names(asyncio.get_running_loop())

@@ -471,6 +471,25 @@ async def test_a_name_that_is_looked_up_holds_up_nobody_else(start, monkeypatch)
     assert asked == ["gone.example", "b.example"], "one look-up of a name at a time"
 
 
+async def test_of_a_names_addresses_the_next_one_is_dialed_where_nobody_answered(start, monkeypatch):
+    def getaddrinfo(*_, **__):
+        where = [(socket.AF_INET, ("127.0.0.9", 0)), (socket.AF_INET6, ("::1", 0, 0, 0)),
+                 (socket.AF_INET, ("127.0.0.1", 0))]  # fmt: skip
+        return [(family, socket.SOCK_STREAM, 6, "", address) for family, address in where]
+
+    monkeypatch.setattr(names.socket, "getaddrinfo", getaddrinfo)
+    a, ear_a, _ = await start(A)
+    _, ear_b, where = await start(B, bind="::1", address="b.example")
+    for number in range(3):
+        # Of the two addresses where nobody listens a dial each, and of the third all that follow.
+        while not ear_b.heard[number:]:
+            link, num_down = a.dial(B, where), len(ear_a.down)
+            a.send(link, Channel.DATA, (b"h", b"%d" % number))
+            await until(lambda n=number, down=num_down: ear_b.heard[n:] or len(ear_a.down) > down)
+        a.close_link(link)
+    assert [link.peer for link, _ in ear_a.down] == [B, B]
+
+
 async def test_tcp_beyond_the_host_has_to_be_wanted(start):
     for host in ("0.0.0.0", "10.1.2.3", "example.org", "::"):
         with pytest.raises(BindError, match="insecure"):

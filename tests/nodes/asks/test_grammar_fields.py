@@ -32,6 +32,8 @@ def value_of(asks: list[Asked]) -> list[Any]:
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": TEXT}}}, "json", TEXT, NAMED),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "json", '{"type":"object"}', NAMED),
         ({"response_format": {"type": "json_object"}}, "json", '{"type":"object"}', "response_format"),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json", TEXT, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "schema": None}}, "json", '{"type":"object"}', "response_format"),
         ({"response_format": {"type": "structural_tag", **TAGS}}, "tags", TAGS_TEXT, "response_format"),
         ({"structured_outputs": {"json": SCHEMA}}, "json", TEXT, "structured_outputs.json"),
         ({"structured_outputs": {"json": TEXT, "json_object": False}}, "json", TEXT, "structured_outputs.json"),
@@ -44,6 +46,7 @@ def value_of(asks: list[Asked]) -> list[Any]:
         ({"json_schema": TEXT}, "json", TEXT, "json_schema"),
         ({"regex": "a"}, "regex", "a", "regex"),
         ({"ebnf": "x"}, "grammar", "x", "ebnf"),
+        ({"grammar": "x"}, "grammar", "x", "grammar"),
         ({"structural_tag": json.dumps({"type": "structural_tag", **TAGS})}, "tags", TAGS_TEXT, "structural_tag"),
         ({"guided_json": SCHEMA}, "json", TEXT, "guided_json"),
         ({"guided_regex": "a"}, "regex", "a", "guided_regex"),
@@ -59,7 +62,7 @@ def test_fields(given: dict[str, Any], kind: str, text: str, param: str) -> None
 
 
 def test_what_asks_for_nothing() -> None:
-    assert sent(response_format={"type": "text"}) == []
+    assert sent(response_format={"type": "text"}) == sent(grammar="") == []
     assert value_of(sent(regex="a", ignore_eos=True))[4] is True
     assert value_of(sent(response_format=schema_of(SCHEMA, strict=True)))[3] is True
     assert field_of(Asked("unknown/1", False, b"")) is None
@@ -132,12 +135,13 @@ def test_patterns_that_grammars_take(pattern: str, is_taken: bool) -> None:
     schema = {"items": {"type": "string", "pattern": pattern}}
     kept = without_annotations(schema, with_all_patterns=False)["items"]
     assert kept == (schema["items"] if is_taken else {"type": "string"})
-    asks = sent(guided_json=schema)
+    strict = sent(response_format=schema_of(schema, strict=True))
     if is_taken:
-        check_asks(asks)
+        check_asks(strict)
     else:
         with pytest.raises(InvalidAsk):
-            check_asks(asks)
+            check_asks(strict)
+        assert check_asks(sent(guided_json=schema)) == ["Patterns that look around, or back at a group"]
 
 
 def test_what_only_the_library_knows_of_is_not_told() -> None:
@@ -146,6 +150,33 @@ def test_what_only_the_library_knows_of_is_not_told() -> None:
         check_asks(sent(guided_json=wrong))
     told = "'guided_json' cannot be compiled: Unsatisfiable schema: no text fits all that is said of it."
     assert raised.value.message == told
+
+
+def test_a_keyword_that_is_null_is_none() -> None:
+    nulls = dict.fromkeys(("required", "properties", "items", "additionalProperties", "anyOf", "enum", "minLength"))
+    schema: dict[str, Any] = {**nulls, "type": "object", "properties": {"a": {**nulls, "const": None}}}
+    assert without_annotations(schema) == {"type": "object", "properties": {"a": {"const": None}}}
+
+
+# What zod 4 writes for an address of mail.
+_ZOD_MAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+
+
+@pytest.mark.parametrize("pattern", [_ZOD_MAIL, "a(?<=b)", "(?<!a)b", r"(a)[(]\1", r"(?<x>a)\k<x>"])
+def test_a_pattern_that_looks_around_is_ignored_unless_strict(pattern: str) -> None:
+    schema = {"properties": {"enum": {"anyOf": [{"type": "string", "maxLength": 9, "pattern": pattern}]}}}
+    assert check_asks(sent(guided_json=schema)) == ["Patterns that look around, or back at a group"]
+    assert check_asks(sent(structural_tag={**TAGS, "structures": [{**TAGS["structures"][0], "schema": schema}]})) == []
+    with pytest.raises(InvalidAsk, match=r"look-around|backreferences|unrecognized") as raised:
+        check_asks(sent(response_format=schema_of(schema, strict=True)))
+    assert raised.value.param == NAMED
+
+
+@pytest.mark.parametrize("pattern", [r"^\(\?!a$", "^[(?=]a$", r"^[\]\\(?=]$", "^(?:a)(?<x>b)$", r"^\\1$"])
+def test_what_only_looks_like_it_is_kept(pattern: str) -> None:
+    schema = {"type": "string", "pattern": pattern, "const": {"pattern": "(?=a)"}, "enum": [{"pattern": "(?=a)"}]}
+    assert without_annotations(schema, with_all_patterns=False) == schema
+    assert check_asks(sent(guided_json={"type": "string", "pattern": pattern})) == []
 
 
 def test_a_schema_counts_without_its_annotations() -> None:
@@ -190,7 +221,7 @@ def test_what_cannot_be_enforced_is_refused_if_strict_and_else_told(schema: dict
         ({"guided_json": {"$ref": 7}}, "'7', which is no text"),
         ({"guided_json": {"type": "foo"}}, "Invalid type"),
         ({"guided_json": {"enum": []}}, "Unsatisfiable"),
-        ({"guided_json": {"type": "string", "pattern": "(?=a)b"}}, "look-around"),
+        ({"guided_json": {"type": "string", "pattern": "[ab"}}, "unclosed"),
         ({"json_schema": '{"items":' * 200 + "{}" + "}" * 200}, "recursion limit"),
         ({"regex": r"[^\s\S]"}, "no text matches"),
         ({"regex": "("}, "cannot be compiled"),
@@ -252,6 +283,16 @@ def test_asks_without_a_check_pass() -> None:
 )
 def test_integers_beyond_doubles_are_never_allowed_by_a_bound(schema: dict[str, Any], held: dict[str, Any]) -> None:
     assert without_annotations(schema) == held
+
+
+@pytest.mark.parametrize("name", ["Items", "Length", "Properties"])
+def test_counts_are_integers_however_they_are_written(name: str) -> None:
+    assert without_annotations({f"min{name}": 2.0, f"max{name}": "3"}) == {f"min{name}": 2, f"max{name}": 3}
+    odd: dict[str, Any] = {f"min{name}": 2.5, f"max{name}": "9" * 5000}
+    assert without_annotations({"items": odd}) == {"items": odd}
+    for wrong in (2.5, -1.0, 1e300, "x", "²", "", True):
+        assert without_annotations({f"min{name}": wrong}) == {f"min{name}": wrong}
+    assert check_asks(sent(guided_json={"type": "array", "minItems": 1.0, "maxItems": "2"})) == []
 
 
 @pytest.mark.parametrize(

@@ -227,10 +227,16 @@ class Streaming(Connection):
             if blocked:
                 self.protocol.resume_writing()
         self.asked.extend(map(str, could))
-        pieces.write(b"0123456789")
+        await self._write(pieces, send, b"0123456789")
         await self.may_answer.wait()
-        pieces.write(b"late")
+        await self._write(pieces, send, b"late")
         await send({"type": "http.response.body", "body": b"end"})
+
+    async def _write(self, pieces: Any, send: Any, data: bytes) -> None:
+        if pieces.can_write:
+            pieces.write(data)
+        else:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 async def test_a_piece_is_written_at_once_as_send_would_write_it() -> None:
@@ -248,6 +254,25 @@ async def test_a_piece_is_written_at_once_as_send_would_write_it() -> None:
     gone.may_answer.set()
     await settle()
     assert gone.transport.written == before
+
+
+@pytest.mark.parametrize("more", [b"", b"Connection: keep-alive\r\n"])
+async def test_a_stream_of_http_1_0_is_not_chunked_and_ends_with_the_connection(more: bytes) -> None:
+    one = Streaming()
+    one.may_answer.clear()
+    request = GET.replace(b"1.1", b"1.0") + more + b"\r\n"
+    assert await one.take(request) == b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n0123456789"
+    assert one.transport.end == ""
+    one.may_answer.set()
+    await settle()
+    assert one.transport.written.endswith(b"\r\n\r\n0123456789lateend")
+    assert one.transport.end == "closed"
+
+
+async def test_an_answer_of_known_length_is_the_same_for_http_1_0(one: Connection) -> None:
+    written = await one.take(GET.replace(b"1.1", b"1.0") + b"\r\n")
+    assert written == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"
+    assert (one.ends, one.transport.end) == (["answered"], "closed")
 
 
 @pytest.mark.parametrize("unread", [0, 5])

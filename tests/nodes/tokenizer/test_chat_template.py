@@ -1,6 +1,8 @@
 """Chat templates against transformers, and everything a template or a chat may do wrong."""
 
 import json
+import re
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -305,6 +307,34 @@ def test_a_function_call_of_old_clients_is_a_tool_call():
     call = {"id": "function0", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
     assert shown["tool_calls"] == [call]
     assert "function_call" not in shown
+
+
+def calls_and(*results, ids="abc"):
+    calls = [{"id": one, "type": "function", "function": {"name": "f", "arguments": {}}} for one in ids]
+    said = [{"role": "tool", "tool_call_id": one, "content": f"result {number}"} for number, one in enumerate(results)]
+    return [{"role": "assistant", "content": None, "tool_calls": calls}, *said]
+
+
+@pytest.mark.parametrize("source", [QWEN_LIKE, CHATML])
+def test_results_are_shown_in_the_order_of_their_calls(source):
+    question = {"role": "user", "content": "?"}
+
+    def shown(*turns):
+        return re.findall(r"result \d", rendered(source, [question, *turns, question]))
+
+    for order in permutations("abc"):
+        places = [f"result {order.index(one)}" for one in "abc"]
+        assert shown(*calls_and(*order)) == places
+        assert shown(*calls_and(*order), question, *calls_and(*order)) == 2 * places, "each after its own calls"
+    assert shown(*calls_and("c", "a")) == ["result 1", "result 0"], "one of three is missing"
+    assert shown(*calls_and("b", "a", "b", ids="bba")) == ["result 0", "result 2", "result 1"], "two calls of one id"
+    assert shown(*calls_and("a", "b", ids="")) == ["result 0", "result 1"], "results of calls that are elsewhere"
+
+
+def test_results_after_calls_that_are_none_stay_where_they_are():
+    odd = {"role": "assistant", "content": "x", "tool_calls": ["odd", {"id": None}]}
+    shown = rendered("{{ messages | map(attribute='content') | join(',') }}", [odd, *calls_and("b", "a")[1:]])
+    assert shown == "x,result 0,result 1"
 
 
 def test_which_variables_of_requests_a_template_reads():

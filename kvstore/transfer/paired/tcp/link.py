@@ -35,7 +35,7 @@ from kvstore.transfer.paired.link import (
     all_news,
 )
 from kvstore.transfer.paired.pair import PAIR_ABORTED
-from kvstore.transfer.paired.tcp.listener import Expected, TcpListener
+from kvstore.transfer.paired.tcp.listener import Expected, TcpListener, addresses_of
 from kvstore.transfer.paired.tcp.staging import Copier, HostCopier, StagedCopier, receive_all, send_all
 from kvstore.transfer.paired.tcp.wire import (
     ANSWER_BYTES,
@@ -307,11 +307,8 @@ class TcpLink(PairLink):
         host, port = self._rendezvous.host, self._rendezvous.port
         dialled: list[socket.socket] = []
         for index in range(self._rendezvous.num_streams):
-            connection = self._adopt(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            connection = self._connected(host, port)
             dialled.append(connection)
-            # Only while connecting; a page's bytes may take long, and the transfer has its own deadline.
-            connection.settimeout(_DIAL_S)
-            connection.connect((host, port))
             connection.sendall(encode_hello(self._rendezvous, index))
             answer = bytearray(ANSWER_BYTES)
             try:
@@ -327,6 +324,23 @@ class TcpLink(PairLink):
                 raise TransferError("bad_stream", f"the listener at {host}:{port} is not the agent that made the offer")
             connection.settimeout(None)
         return dialled
+
+    def _connected(self, host: str, port: int) -> socket.socket:
+        """A connection to the first address of the host that takes one. Raises OSError of the last one."""
+        addresses = addresses_of(host, port)
+        while True:
+            family, address = addresses.pop(0)
+            connection = self._adopt(socket.socket(family))
+            # Only while connecting; a page's bytes may take long, and the transfer has its own deadline.
+            connection.settimeout(_DIAL_S)
+            try:
+                connection.connect(address)
+                return connection
+            except OSError:
+                # An abort closes it, too: then `_adopt` raises for the next one.
+                connection.close()
+                if not addresses:
+                    raise
 
     def _adopt(self, connection: socket.socket) -> socket.socket:
         """Let an abort reach this connection from here on. Raises ConnectionAbortedError after an abort."""

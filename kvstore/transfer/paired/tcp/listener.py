@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Any, Final
 
 from kvstore.errors import TransferError
 from kvstore.transfer.paired.tcp.wire import (
@@ -85,12 +85,12 @@ class TcpListener:
 
     def __init__(self, host: str, port: int, bind: str = "", tell: Callable[[], None] = lambda: None) -> None:
         at = bind or host
-        # `create_server` does not derive the family from the address.
-        family = socket.AF_INET6 if ":" in at else socket.AF_INET
         # Every address means those of both families: the name that others dial may have either.
         both = at == "::" and socket.has_dualstack_ipv6()
         try:
-            self._socket = socket.create_server((at, port), family=family, backlog=128, dualstack_ipv6=both)
+            # `create_server` does not derive the family from the address.
+            family, address = addresses_of(at, port)[0]
+            self._socket = socket.create_server(address, family=family, backlog=128, dualstack_ipv6=both)
         except OSError as error:
             message = (
                 f"cannot listen at {at}:{port} ({error}): set [roles.kv_agent.tcp] "
@@ -248,6 +248,15 @@ class TcpListener:
     def _forget(self, peer: _UnauthenticatedPeer) -> None:
         self._selector.unregister(peer.connection)
         del self._unauthenticated[peer.connection]
+
+
+def addresses_of(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
+    """Families and addresses of a host, by IP or name, IPv4 first, as links have it (`mesh/transport/names.py`).
+
+    Blocks while name servers are asked. Raises OSError if there are none.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted(((one[0], one[4]) for one in found), key=lambda one: one[0] != socket.AF_INET)
 
 
 def _refusal(hello: Hello, expected: Expected | None) -> str:

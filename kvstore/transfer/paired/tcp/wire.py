@@ -35,7 +35,7 @@ MAX_CHUNK_BYTES: Final = 1 << 24
 # A system call takes 1,024 pieces of memory at most.
 MAX_PIECES: Final = 512
 
-_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+_NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?")
 _HELLO: Final = struct.Struct("<8s16sI4x32s")
 _HELLO_MAGIC: Final = b"KVMESHP1"
 _HEADER: Final = struct.Struct("<8sQQ")

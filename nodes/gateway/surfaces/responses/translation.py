@@ -182,7 +182,7 @@ def _text_of(body: ResponsesBody) -> dict[str, Any]:
 
 def _response_format(wanted: ResponseTextFormat) -> dict[str, Any]:
     if wanted.type != "json_schema":
-        return {"type": wanted.type}
+        return {"type": wanted.type, **({} if wanted.schema is None else {"schema": wanted.schema})}
     if wanted.schema is None:
         where = "text.format.schema"
         message = f"Missing required parameter: '{where}'."

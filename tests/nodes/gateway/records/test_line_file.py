@@ -31,3 +31,20 @@ def test_after_the_half_of_a_line_the_next_one_is_whole(tmp_path: Path, monkeypa
     file.write(b"third\n")
     file.close()
     assert path.read_bytes().split(b"\n") == [b"of one that was killed", b"first", b"sec", b"third", b""]
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_a_file_that_somebody_moves_or_removes_is_made_anew(tmp_path: Path, *, is_moved: bool) -> None:
+    path = tmp_path / "g.jsonl"
+    file = LineFile(path, 20)
+    for number in range(4):
+        file.write(b"line %03d\n" % number)
+        if is_moved:
+            path.rename(tmp_path / f"moved.{number}")
+        else:
+            path.unlink()
+    file.write(b"last\n")
+    file.close()
+    assert path.read_bytes() == b"last\n"
+    kept = [(tmp_path / f"moved.{number}").read_bytes() for number in range(4)] if is_moved else []
+    assert kept == [b"line %03d\n" % number for number in range(len(kept))]

@@ -130,6 +130,8 @@ def test_stored_items_come_first() -> None:
     [
         ({"text": {"format": {"type": "text"}}}, {}),
         ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+        ({"text": {"format": {"type": "json_object", "schema": {}}}},
+         {"response_format": {"type": "json_object", "schema": {}}}),
         (
             {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"a": 1}, "strict": True}}},
             {"response_format": {

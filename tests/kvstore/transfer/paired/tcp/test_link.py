@@ -488,6 +488,28 @@ def test_it_listens_at_one_address_and_is_told_by_another(host: str, bind: str) 
     ends.close()
 
 
+@pytest.mark.parametrize(("addresses", "bind"), [
+    (["::1"], "::1"), (["::1"], ""), (["::1", "127.0.0.1"], "::1"), (["127.0.0.3", "127.0.0.1"], "127.0.0.1"),
+])  # fmt: skip
+def test_a_name_may_have_any_addresses_of_which_one_is_listened_at(
+    addresses: list[str], bind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up = socket.getaddrinfo
+
+    def found(host: str, port: int, **options: int) -> list[tuple[object, ...]]:
+        asked = addresses if host == "kv-of-d" else [host]
+        return [entry for one in asked for entry in look_up(one, port, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    try:
+        ends = Ends(settings=msgspec.structs.replace(SETTINGS, host="kv-of-d", bind=bind, trusted_network=True))
+    except TransferError:
+        pytest.skip("no IPv6 here")
+    ends.meet().move(1, [(0, 10)], [(0, 10)])
+    ends.moved(1)
+    ends.close()
+
+
 @pytest.mark.parametrize(("num_cores", "expected"), [(1, 1), (2, 1), (3, 1), (4, 2), (9, 4), (64, 4)])
 def test_connections_by_cores(num_cores: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection keeps a core busy at each end, and there is other work."""

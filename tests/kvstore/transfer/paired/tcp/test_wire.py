@@ -29,7 +29,7 @@ from kvstore.transfer.paired.tcp.wire import (
 RENDEZVOUS = Rendezvous("127.0.0.1", 5, b"k" * 16, b"s" * 32, 4, MIN_CHUNK_BYTES)
 
 
-@pytest.mark.parametrize("host", [RENDEZVOUS.host, "fd00::7", "d.example", "decode-1"])
+@pytest.mark.parametrize("host", [RENDEZVOUS.host, "fd00::7", "d.example", "decode-1", "mesh_decode_1", "d.example."])
 def test_an_offer_is_read_as_it_was_written(host: str) -> None:
     written = msgspec.structs.replace(RENDEZVOUS, host=host)
     assert decode_rendezvous(encode_rendezvous(written)) == written
@@ -39,6 +39,7 @@ def test_an_offer_is_read_as_it_was_written(host: str) -> None:
     "change",
     [
         {"host": "a name"},
+        {"host": "."},
         {"host": ""},
         {"host": "1" * 254},
         {"port": 0},
