@@ -337,9 +337,7 @@ def test_it_is_not_made_on_the_file_system_beneath(root: Path, opened: FolderFil
     with (
         patch.object(folder_files, "_mount_of", lambda _path: Path("/")),
         patch.object(opened, "_mounted_at", root),
-        pytest.raises(
-            StoreMissing, match=f"was on the file system at {root}, and would be on that at /: mount it"
-        ),
+        pytest.raises(StoreMissing, match=f"was on the file system at {root}, and would be on that at /: mount it"),
     ):
         opened.renew()
     assert not (root / OURS.folder).exists()
