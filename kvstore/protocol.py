@@ -300,13 +300,22 @@ class StoredPagesListed(Message, frozen=True):
     used_after: int = 0
 
 
+class StoreChanged(Message, frozen=True):
+    """Tell a scheduler that the store of its group has lost its pages, or was opened anew, with what lies there.
+
+    What was told of pages on disk counts no more: it lists them again. Soft, as that list is: told once.
+    """
+
+    group: str
+
+
 class MissedPages(Part, frozen=True):
     """So many pages one after the other that a store does not have, and why, as far as the agent knows it.
 
     `why`: `never_stored` (or it is forgotten), `evicted`, `corrupt`, `unsigned` (by the key of the mesh), `unreadable`,
-    `queue_full`, `changed` (used again before it was written), `write_failed`, `read_only`, `flushed`, `not_open`,
-    `loading` (which pages there are is being read), `other_numerics` (stored by a group that computes otherwise),
-    `behind_a_gap` (stored, but not the pages before it).
+    `queue_full`, `changed` (used again before it was written), `write_failed`, `read_only`, `flushed`, `lost` (with
+    the store's files), `not_open`, `loading` (which pages there are is being read), `other_numerics` (stored by a group
+    that computes otherwise), `behind_a_gap` (stored, but not the pages before it).
     """
 
     why: str

@@ -55,6 +55,7 @@ from nodes.protocol import (
     StepResult,
     StepResults,
     StopAt,
+    StoreChanged,
     StorePages,
     SubmitAttempts,
     TakeUp,
@@ -91,7 +92,7 @@ SENT_BY: Final[dict[tuple[str, ...], tuple[type, ...]]] = {
     ),
     (WORKER,): (StepResult, StepResults, StepMismatch, JoinGroup),
     (DETOKENIZER,): (TextBatch, StopAt),
-    (KV_AGENT,): (MapPool, TransferNews, OfferPair, SendPages, ClosePair, LetGo, TakeUp),
+    (KV_AGENT,): (MapPool, TransferNews, StoreChanged, OfferPair, SendPages, ClosePair, LetGo, TakeUp),
     (SUPERVISOR,): (ReleaseMemory, ResumeMemory, ListMemory, ListStores, FlushStores, FindFates),
     (SUPERVISOR, GATEWAY): (FindCalls,),
 }  # fmt: skip

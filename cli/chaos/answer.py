@@ -21,7 +21,8 @@ _MAX_BODY_BYTES: Final = 1 << 24
 class Answer:
     """What one client has got. If that is not all of it, `failure` is a kind as `cli.bench.client.stream` lists them.
 
-    `num_events` counts choices that arrived; `is_open`: whether there is a connection over which more may come.
+    `num_events` counts choices that arrived; `request_id` is the mesh's name for it, once one has; `is_open`: whether
+    there is a connection over which more may come.
     """
 
     text: str = ""
@@ -30,6 +31,7 @@ class Answer:
     finish_reason: str | None = None
     usage: tuple[int, int] | None = None
     num_events: int = 0
+    request_id: str = ""
     is_open: bool = False
     failure: str = ""
     detail: str = ""
@@ -138,6 +140,7 @@ def _take(event: Any, answer: Answer, on_event: Callable[[], object]) -> None:
     if "error" in event:
         raise Misdeed("error_event", str(event["error"]))
     try:
+        answer.request_id = event.get("id", "")
         if event.get("usage"):
             answer.usage = event["usage"]["prompt_tokens"], event["usage"]["completion_tokens"]
         for choice in event["choices"]:

@@ -5,7 +5,7 @@ import itertools
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -38,6 +38,8 @@ class Sent:
     different: str = ""
     is_cut: bool = False
     was_cancelled: bool = False
+    request_id: str = ""
+    event_times_s: "array[float]" = field(default_factory=lambda: array("d"))
 
 
 async def ask(
@@ -137,12 +139,13 @@ class Clients:
             nonlocal last_s
             now_s = time.monotonic()
             self.event_times_s.append(now_s)
+            sent.event_times_s.append(now_s)
             if request.is_streamed and not request.pause_s and now_s - last_s >= NOTED_GAP_S:
                 self.gaps_s.append((last_s, now_s))
             last_s = now_s
 
         await ask(self._server, request, answer, heard, self._timeout_s)
-        sent.ended_s = time.monotonic()
+        sent.ended_s, sent.request_id = time.monotonic(), answer.request_id
         self._judge(sent, answer)
         return sent
 

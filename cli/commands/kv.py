@@ -130,7 +130,8 @@ def _ask_first(found: StoreList, folders: list[str]) -> None:
 
 
 def _row(agent: str, store: StoreFacts) -> list[str]:
-    counts = [f"{store.num_pages:,}" if store.is_loaded else "reading", f"{store.num_slots:,}"]
+    state = "off" if store.why_off else "" if store.is_loaded else "reading"
+    counts = [state or f"{store.num_pages:,}", f"{store.num_slots:,}"]
     # Below zero: an installed store of which nothing was found yet; it has no file whose time of change would tell.
     used = "-" if store.used_s < 0 else f"{duration(store.used_s)} ago"
     pages = counts if store.is_open else ["not open", "-"]

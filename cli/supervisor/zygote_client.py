@@ -84,11 +84,13 @@ class ZygoteClient:
         self._environment = environment
         self._timeout_s = timeout_s
         self._ending: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._serving: _Zygote | None = None
         self._spare: _Zygote | None = None
         self._spare_number = 0
         self._numbers = 0
         self._waiting: dict[int, tuple[ForkRequest, OnForked, OnFailed]] = {}
+        self._lost: dict[int, tuple[ForkRequest, OnForked, OnFailed]] = {}
         self.import_s = 0.0
 
     @property
@@ -99,7 +101,7 @@ class ZygoteClient:
     def start(self) -> None:
         """Start a zygote if none runs, so that it is warm when needed. If that fails, so do the waiting requests."""
         # Nothing is started while unreported forks of the last one are being killed: new ones would look the same.
-        if self._serving is not None or self._ending is not None:
+        if self._is_closed or self._serving is not None or self._ending is not None:
             return
         self._last_lines = LastLines(self._log)
         here, there = _channel()
@@ -111,7 +113,7 @@ class ZygoteClient:
                 process = spawn_process(arguments, self._log, fds, self._environment)
             except OSError as error:
                 here.close()
-                self._fail_all(f"the zygote cannot be started: {error}", foreign=False)
+                self._fail_all(f"the zygote cannot be started: {error}")
                 return
         self._serving = _Zygote(here, process)
         self._watch(self._serving, process)
@@ -125,9 +127,12 @@ class ZygoteClient:
         self.start()
         if self._serving is not None and self._serving.ready:
             self._send(self._serving, request)
+        elif self._is_closed:
+            self._fail_all()
 
     def close(self) -> None:
-        """Let both zygotes end; `Children.end_unwatched` waits for them. Unanswered requests fail."""
+        """Let both zygotes end; `Children.end_unwatched` waits for them. Unanswered requests fail, now and later."""
+        self._is_closed = True
         for zygote in (self._serving, self._spare):
             if zygote is not None:
                 self._hang_up(zygote)
@@ -135,8 +140,10 @@ class ZygoteClient:
                     # Its end is wanted now, and must not count as a death.
                     self._children.unwatch(zygote.process.pid)
         if self._ending is not None:
+            # It kills whom nobody knows, which those that were let go above would be among.
             self._ending.cancel()
-        self._fail_all("the supervisor stops", foreign=False)
+        self._serving = self._spare = None
+        self._fail_all()
 
     def _watch(self, zygote: _Zygote, process: Process) -> None:
         zygote.process = process
@@ -215,6 +222,9 @@ class ZygoteClient:
             self._children.signal(serving.process.pid, signal.SIGKILL)
 
     def _ended(self, zygote: _Zygote, status: int) -> None:
+        if self._is_closed:
+            # Found dead before it was let go, and told afterwards.
+            return
         # What it reported before its end still counts.
         self._receive(zygote)
         self._hang_up(zygote)
@@ -233,15 +243,16 @@ class ZygoteClient:
             if self._spare is not None and self._spare.process is None:
                 # Its pid was never reported, so it is killed with the other unreported forks.
                 self._drop_spare()
-            lost, self._waiting = self._waiting, {}
-            self._ending = self._loop.create_task(self._end_nameless(end, lost), name="end-of-zygote")
+            self._lost, self._waiting = self._waiting, {}
+            self._ending = self._loop.create_task(self._end_nameless(end), name="end-of-zygote")
 
-    async def _end_nameless(self, end: Exit, lost: dict[int, tuple[ForkRequest, OnForked, OnFailed]]) -> None:
+    async def _end_nameless(self, end: Exit) -> None:
         """Kill actors that were forked but whose pids were never reported, before others take their places."""
         await self._children.end_unwatched(0.0)
         self._ending = None
         self._serving, self._spare = self._spare, None
         reason = self._last_lines.added_to(f"the zygote ended: {end.text}, see {self._log}")
+        lost, self._lost = self._lost, {}
         for _, _, on_failed in lost.values():
             on_failed(reason, end.foreign)
         if self._serving is not None and self._serving.ready:
@@ -260,10 +271,10 @@ class ZygoteClient:
             self._loop.remove_reader(zygote.channel.fileno())
             zygote.channel.close()
 
-    def _fail_all(self, reason: str, *, foreign: bool) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for _, _, on_failed in waiting.values():
-            self._loop.call_soon(on_failed, reason, foreign)
+    def _fail_all(self, reason: str = "the supervisor stops") -> None:
+        failed, self._waiting, self._lost = self._lost | self._waiting, {}, {}
+        for _, _, on_failed in failed.values():
+            self._loop.call_soon(on_failed, reason, False)
 
 
 def _channel() -> tuple[socket.socket, socket.socket]:

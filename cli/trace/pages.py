@@ -27,6 +27,7 @@ _WHYS: Final = {
     "write_failed": "dropped, the disk did not write them",
     "read_only": "dropped, the store is only read",
     "flushed": "flushed by an operator",
+    "lost": "the store's files were taken away",
     "not_open": "the store was not open",
     "loading": "what the store has was still being read",
     "other_numerics": "other numerics",

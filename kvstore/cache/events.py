@@ -55,21 +55,24 @@ class EventLog:
             some = list(page_hashes[first : first + MESSAGE_PAGES])
             self._add(PageRemoved(group=self._group, page_hashes=some, on_disk=self.is_on_disk), len(some))
 
-    def cleared(self) -> None:
-        """The cache is empty, or is stated anew from here; events not drained yet no longer matter."""
+    def cleared(self, *, is_disk_new: bool = False) -> None:
+        """The cache is empty, or is stated anew from here; events not drained yet no longer matter.
+
+        `is_disk_new`: nor does what was said to be on disk.
+        """
         self._messages.clear()
         self._overflowed = False
         self._most = self._limit
-        self._add(CacheCleared(group=self._group, on_disk=self.is_on_disk), 1)
+        self._add(CacheCleared(group=self._group, on_disk=self.is_on_disk and not is_disk_new), 1)
 
     def drain_message(self) -> CacheEvents | None:
         if self._overflowed:
             self.restate()
         return CacheEvents(events=self._messages.popleft()) if self._messages else None
 
-    def restate(self) -> None:
-        """Queue the whole cache again from the start, for followers that missed too much."""
-        self.cleared()
+    def restate(self, *, is_disk_new: bool = False) -> None:
+        """Queue the whole cache again from the start, for followers that missed too much, or as in `cleared`."""
+        self.cleared(is_disk_new=is_disk_new)
         # Whatever its size: beyond the limit comes what changes later.
         self._most = sys.maxsize
         for node, parent in self._runs():

@@ -13,8 +13,8 @@ import contextlib
 import errno
 import fcntl
 import os
-import stat
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,7 @@ from kvstore.errors import (
     StoreReadOnly,
     StoreUnlockable,
 )
-from kvstore.store.files import SlabFiles
+from kvstore.store.folder_files import FolderFiles
 from kvstore.store.place import (
     FORMAT_VERSION,
     HEAD_BYTES,
@@ -39,6 +39,7 @@ from kvstore.store.place import (
     encode_header,
     find_stores,
     require_own,
+    require_private,
 )
 
 _OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -48,7 +49,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PRIVATE: Final = 0o700
 
 
-def open_files(directory: str | Path, identity: StoreIdentity, size_bytes: int) -> SlabFiles:
+def open_files(directory: str | Path, identity: StoreIdentity, size_bytes: int) -> FolderFiles:
     """The files of this identity's store, made if there are none, locked, of `size_bytes` and all of it reserved.
 
     A store of another size is made larger, or smaller by its last slots. Raises StoreError of every kind.
@@ -67,7 +68,8 @@ def open_files(directory: str | Path, identity: StoreIdentity, size_bytes: int) 
             _resize(heads, HEADER_BYTES + num_slots * HEAD_BYTES)
             # One slot more: `SlabFiles` tries out there how the file can be written.
             _resize(pages, (num_slots + 1) * identity.slot_bytes)
-            files = SlabFiles(heads, pages, str(folder / PAGES), num_slots, identity.page_bytes, identity.tp_size)
+            again = partial(open_files, directory, identity, size_bytes)
+            files = FolderFiles(heads, pages, folder, num_slots, identity.page_bytes, identity.tp_size, again)
         held.pop_all()
         return files
 
@@ -83,12 +85,7 @@ def _make_folder(folder: Path) -> None:
 def _open_file(held: contextlib.ExitStack, path: Path) -> int:
     descriptor = os.open(path, _OPEN | os.O_CREAT, 0o600)
     held.callback(os.close, descriptor)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise StoreDenied(
-            f"{path} is {stat.filemode(status.st_mode)} and belongs to user {status.st_uid}: it must be a plain file "
-            "that only this user can open; remove it"
-        )
+    require_private(path, os.fstat(descriptor))
     return descriptor
 
 

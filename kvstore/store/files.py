@@ -63,6 +63,18 @@ class PageFiles(Protocol):
         """Overwrite slots `first` and following by `pages`."""
         ...
 
+    def look(self) -> str:
+        """Why these are not the store's files any more; empty while they are, or if nobody can take them away."""
+        return ""
+
+    def try_out(self) -> None:
+        """Write and read a page where none is kept."""
+        ...
+
+    def renew(self) -> None:
+        """Open the store's files anew, while no other call is under way. Raises StoreError of every kind."""
+        ...
+
     def close(self) -> None:
         """Let others have the store. Everything written is on the disk afterwards, or OSError is raised."""
         ...
@@ -125,24 +137,45 @@ class SlabFiles(PageFiles):
 
     @override
     def close(self) -> None:
-        self._close_direct()
         try:
-            for descriptor in (self._pages, self._heads):
+            for descriptor in self.descriptors:
                 os.fdatasync(descriptor)
         finally:
-            # The heads last: their lock is the store's.
-            for descriptor in (self._pages, self._heads):
-                os.close(descriptor)
+            self.let_go()
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Of pages and heads, while they are open. The heads last: their lock is the store's."""
+        return [one for one in (self._pages, self._heads) if one >= 0]
+
+    def let_go(self) -> None:
+        """Close everything, whether it is on the disk or not. Every call raises OSError from then on."""
+        self._close_direct()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self._pages = self._heads = -1
+
+    def take_over(self, other: "SlabFiles") -> None:
+        """Go on with what `other` has open, which is closed from then on."""
+        self._heads, self._pages, self._direct = other.give_up()
+        self.why_buffered = other.why_buffered
+
+    def give_up(self) -> tuple[int, int, int]:
+        """The descriptors of heads, pages, and pages for direct I/O (or -1), which are the caller's now."""
+        given = self._heads, self._pages, self._direct
+        self._heads = self._pages = self._direct = -1
+        return given
 
     def _choose(self, path: str) -> None:
         try:
             self._direct = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | _DIRECT)
         except OSError as error:
             self._fall_back(error)
-        self._try_out()
+        self.try_out()
 
-    def _try_out(self) -> None:
-        """One page in the slot behind all others, there and back. Falls back by itself where `_move` does."""
+    @override
+    def try_out(self) -> None:
+        # In the slot behind all others. Falls back by itself where `_move` does.
         with contextlib.closing(mmap.mmap(-1, 2 * self.slot_bytes)) as memory, memoryview(memory) as both:
             written, read = both[: self.slot_bytes], both[self.slot_bytes :]
             written[:] = bytes(range(256)) * (self.slot_bytes // 256)

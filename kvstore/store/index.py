@@ -100,6 +100,11 @@ class StoreIndex:
     def num_claimed(self) -> int:
         return len(self._claimed)
 
+    @property
+    def last_sequence(self) -> int:
+        """None that was ever given is above it."""
+        return self._last
+
     def lookup(self, hashes: Sequence[bytes]) -> tuple[list[int], list[int]]:
         """Slots and sequences of the longest run of `hashes`, from the first on, that is stored; it counts as used."""
         if not hashes:
@@ -231,15 +236,19 @@ class StoreIndex:
         self._sequences[slots], self._checksums[slots] = kept[:, SEQUENCE_WORD], kept[:, CHECKSUM_WORD]
         return int((rows.any(axis=1) & ~sound).sum())
 
-    def finish_loading(self) -> None:
-        """Link what was loaded. A page that is there twice counts once, as it was written last."""
+    def finish_loading(self, after: int = 0) -> None:
+        """Link what was loaded. A page that is there twice counts once, as it was written last.
+
+        All sequences are above `after`, so that none is of a slot whose page was another one before.
+        """
         slots = np.nonzero(self._sequences)[0].astype(np.uint32)
         slots = self._without_doubles(slots[np.argsort(self._hashes[slots, 0])])
         self._by_hash.add_sorted(slots)
         self._find_parents()
+        self._sequences[self._sequences > 0] += np.uint64(after)
         # The order in which they were written is all that heads tell of their use.
         self._used[:] = self._sequences
-        self._last = int(self._sequences.max(initial=0))
+        self._last = max(after, int(self._sequences.max(initial=0)))
         self._free.mark(self._sequences > 0)
         self.num_stored = len(slots)
 

@@ -64,7 +64,7 @@ class Store(Protocol):
 
     @property
     def why_off(self) -> str:
-        """Why nothing is stored or found any more, for good; empty while it is."""
+        """Why nothing is stored or found; empty while it is."""
         ...
 
     def find(self, prompts: Sequence[Sequence[bytes]], answer: Callable[[list[Stored]], None]) -> None:

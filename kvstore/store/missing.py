@@ -22,8 +22,11 @@ CHANGED: Final = "changed"
 WRITE_FAILED: Final = "write_failed"
 READ_ONLY: Final = "read_only"
 FLUSHED: Final = "flushed"
+LOST: Final = "lost"
+"""The store's files were taken away."""
 _WHYS: Final = (
     "", EVICTED, CORRUPT, UNREADABLE, QUEUE_FULL, CHANGED, WRITE_FAILED, READ_ONLY, FLUSHED, NOT_OPEN, UNSIGNED,
+    LOST,
 )  # fmt: skip
 REMEMBERED: Final = 1 << 16
 """A million tokens of prompts in pages of 16, in 2 MB; as a dictionary they would be 10."""

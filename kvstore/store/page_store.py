@@ -18,24 +18,30 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
+from kvstore.errors import StoreError
 from kvstore.store.checksum import page_checksum
 from kvstore.store.files import Page, PageFiles
 from kvstore.store.heads import Head, decode_heads, encode_heads
 from kvstore.store.index import Claim, PageName, StoreIndex
 from kvstore.store.interface import Listed, Stored
 from kvstore.store.lanes import Lane, ThreadLane
-from kvstore.store.missing import CHANGED, EVICTED, FLUSHED, READ_ONLY, UNREADABLE, WRITE_FAILED, MissingPages
+from kvstore.store.missing import CHANGED, EVICTED, FLUSHED, LOST, READ_ONLY, UNREADABLE, WRITE_FAILED, MissingPages
 from kvstore.store.missing import CORRUPT as MISSING_CORRUPT
 from kvstore.store.operations import (
     CORRUPT,
     FAILED,
     MEMORY_GONE,
     STALE,
+    Event,
     Failure,
+    Flushed,
+    Loaded,
+    Looked,
+    NotRenewed,
     Piece,
     Read,
     Write,
@@ -47,7 +53,8 @@ from kvstore.store.place import HEAD_BYTES
 _LOADING: Final = "loading"
 _BUSY: Final = "busy"
 _READ_ONLY: Final = "read only"
-_COUNTED: Final = {WRITE_FAILED: "write failed", CHANGED: "changed meanwhile", FLUSHED: "flushed"}
+_OFF: Final = "off"
+_COUNTED: Final = {WRITE_FAILED: "write failed", CHANGED: "changed meanwhile", FLUSHED: "flushed", LOST: "lost"}
 """What is counted of pages that were to be stored, by why they are missing."""
 _LOADED_AT_ONCE: Final = 1 << 15
 """Heads read and checked in one pass: 2 MiB, so that what is computed stays in the processor's cache."""
@@ -79,20 +86,6 @@ class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_LIMITS: Final = StoreLimits()
 
 
-class _Flushed(NamedTuple):
-    """All heads are zeroed, or could not be."""
-
-    failure: Failure | None
-
-
-class _Loaded(NamedTuple):
-    """The index as its heads tell; `failure` if they could not be read."""
-
-    books: StoreIndex
-    num_damaged: int
-    failure: str
-
-
 class PageStore:
     """See the module. `wake` is called, from any thread, when `poll` has something to return; `close` closes `files`.
 
@@ -114,13 +107,15 @@ class PageStore:
         self._limits = limits
         self._piece_pages = max(1, limits.piece_bytes // page_bytes)
         self._index: StoreIndex | None = None
-        self._ended: deque[tuple[Piece, Failure | None] | _Loaded | _Flushed | Failure] = deque()
+        self._ended: deque[Event] = deque()
         self._told = threading.Event()
         self._is_woken = False
         self._counts: Counter[str] = Counter()
         self._failed_in_row = 0
         self._reading = self._writing = 0
         self._underway: set[Write] = set()
+        self._is_looking = self._is_renewal_due = self._is_renewing = False
+        self.why_off = ""
         self.missing = MissingPages()
         self.num_flushing = 0
         self.why_not_flushed = ""
@@ -135,7 +130,7 @@ class PageStore:
 
     @property
     def is_loaded(self) -> bool:
-        return self._index is not None
+        return self._index is not None and not self.why_off
 
     @property
     def num_slots(self) -> int:
@@ -147,11 +142,6 @@ class PageStore:
         if self._failed_in_row < _FAILED_WRITES:
             return ""
         return f"{self._failed_in_row} writes in a row failed, the last one because: {self.last_failure}"
-
-    @property
-    def why_off(self) -> str:
-        """Empty: a disk that hangs is one that is not read in time, and others than this store would notice."""
-        return ""
 
     def find(self, prompts: Sequence[Sequence[bytes]], answer: Callable[[list[Stored]], None]) -> None:
         """Call `answer` with what is stored of each prompt, as `lookup` tells it."""
@@ -248,10 +238,10 @@ class PageStore:
         kept: list[int] = []
         for number, claim in enumerate(write.claims):
             failure = write.failures[number]
-            if not failure and is_good[number] and not write.is_forgotten:
+            if not failure and is_good[number] and not write.why_forgotten:
                 kept.append(number)
                 continue
-            self._not_stored(claim, WRITE_FAILED if failure else FLUSHED if write.is_forgotten else CHANGED)
+            self._not_stored(claim, WRITE_FAILED if failure else write.why_forgotten or CHANGED)
             self._index.release(claim, reusable=failure is None or not failure.is_disk)
         slots = [claim.slot for claim in write.claims]
         pieces = pieces_of(write, kept, slots, self.num_slots)
@@ -268,12 +258,26 @@ class PageStore:
         """
         assert self._index is not None, "the caller has waited for it"
         for write in self._underway:
-            write.is_forgotten = True
+            write.why_forgotten = FLUSHED
         self.num_flushing += 1
         # Behind all heads that were given to this lane before. After it come only heads of pages that are given later.
         self._writers.submit(self._zero_all_heads)
         self.missing.add(self._index.used_last(_FLUSHED_REMEMBERED), FLUSHED)
         return self._index.clear()
+
+    def look(self) -> None:
+        """Have the files looked at, once what was given to be written is. If they are gone, so are all pages.
+
+        Then, and when a disk takes writes again that took none, they are opened anew (`renew`).
+        """
+        if not self._is_looking and not self.why_off:
+            self._is_looking = True
+            self._writers.submit(self._look)
+
+    def renew(self) -> None:
+        """Have the files opened anew as soon as nobody uses them; `why_off` is empty again when they are."""
+        self._is_renewal_due = not self._is_renewing
+        self._renew_if_unused()
 
     def poll(self) -> list[Read | Write]:
         """Reads that have ended, writes that are to be committed, and those that are over; each once."""
@@ -282,10 +286,17 @@ class PageStore:
         self._is_woken = False
         while self._ended:
             event = self._ended.popleft()
-            if isinstance(event, _Loaded):
+            if isinstance(event, Loaded):
                 self._index, self.num_damaged_heads = event.books, event.num_damaged
                 self.last_failure = event.failure or self.last_failure
-            elif isinstance(event, _Flushed):
+                self.why_off, self._is_renewing = "", False
+            elif isinstance(event, Looked):
+                self._is_looking = False
+                if event.why:
+                    self._lose(event.why)
+            elif isinstance(event, NotRenewed):
+                self.why_off, self._is_renewing = event.why, False
+            elif isinstance(event, Flushed):
                 self.num_flushing -= 1
                 self.why_not_flushed = event.failure.reason if event.failure else ""
             elif isinstance(event, Failure):
@@ -297,6 +308,7 @@ class PageStore:
                 if piece.owner.num_left <= 0:
                     self._account(piece.owner)
                     ended.append(piece.owner)
+        self._renew_if_unused()
         return ended
 
     def wait(self) -> None:
@@ -322,6 +334,7 @@ class PageStore:
             "loaded": float(index is not None),
             "slots": float(self.num_slots),
             "buffered": float(bool(self.why_buffered)),
+            "off": float(bool(self.why_off)),
             "damaged heads": float(self.num_damaged_heads),
             "reading bytes": float(self._reading),
             "writing bytes": float(self._writing),
@@ -375,9 +388,9 @@ class PageStore:
             if failure:
                 self._index.release(write.claims[number], reusable=False)
                 self._not_stored(write.claims[number], WRITE_FAILED)
-            elif write.is_forgotten:
+            elif write.why_forgotten:
                 self._index.release(write.claims[number])
-                self._not_stored(write.claims[number], FLUSHED)
+                self._not_stored(write.claims[number], write.why_forgotten)
             else:
                 self._index.publish(write.claims[number], write.checksums[number])
                 write.is_stored[number] = True
@@ -404,7 +417,26 @@ class PageStore:
             # In the lane of writes, so before anything that is written to this slot later.
             self._writers.submit(partial(self._zero_head, slot))
 
+    def _lose(self, why: str) -> None:
+        assert self._index is not None, "its heads were read before the files were looked at"
+        self.why_off = why
+        for write in self._underway:
+            write.why_forgotten = LOST
+        self.missing.add(self._index.used_last(_FLUSHED_REMEMBERED), LOST)
+        self._index.clear()
+        self.renew()
+
+    def _renew_if_unused(self) -> None:
+        # A descriptor that is closed while a thread reads from it may be another file's by then.
+        if not self._is_renewal_due or self._underway or self._reading:
+            return
+        self._is_renewal_due, self._is_renewing, self._failed_in_row = False, True, 0
+        assert self._index is not None, "its heads were read before"
+        self._writers.submit(partial(self._renew, self._index.last_sequence))
+
     def _refusal(self, num_bytes: int) -> str:
+        if self.why_off:
+            return _OFF
         if self._index is None:
             return _LOADING
         if self.why_read_only:
@@ -415,17 +447,33 @@ class PageStore:
 
     # in other threads
 
-    def _load(self) -> None:
+    def _look(self) -> None:
+        why = self._files.look()
+        if not why and self.why_read_only and _attempt(self._files.try_out) is None:
+            # Slots that could not be written are given again then, too.
+            why = "it takes writes again, and is opened anew"
+        self._tell(Looked(why))
+
+    def _renew(self, after: int) -> None:
+        try:
+            self._files.renew()
+        except StoreError as error:
+            self._tell(NotRenewed(error.message))
+        else:
+            self._load(after)
+
+    def _load(self, after: int = 0) -> None:
         index, num_damaged, failure = StoreIndex(self._files.num_slots), 0, ""
         try:
             for first in range(0, index.num_slots, _LOADED_AT_ONCE):
                 count = min(_LOADED_AT_ONCE, index.num_slots - first)
                 num_damaged += index.load(first, decode_heads(self._files.read_heads(first, count)))
-            index.finish_loading()
+            index.finish_loading(after)
         except OSError as error:
             # An empty store is better than none: the slots whose heads were not read are written again.
             index, failure = StoreIndex(self._files.num_slots), f"its heads could not be read: {error.strerror}"
-        self._tell(_Loaded(index, num_damaged, failure))
+            index.finish_loading(after)
+        self._tell(Loaded(index, num_damaged, failure))
 
     def _read(self, piece: Piece) -> None:
         read = piece.owner
@@ -494,12 +542,12 @@ class PageStore:
         for first in range(0, self.num_slots, _LOADED_AT_ONCE):
             count = min(_LOADED_AT_ONCE, self.num_slots - first)
             failure = _attempt(partial(self._files.write_heads, first, bytes(count * HEAD_BYTES))) or failure
-        self._tell(_Flushed(failure))
+        self._tell(Flushed(failure))
 
     def _end(self, piece: Piece, failure: Failure | None = None) -> None:
         self._tell((piece, failure))
 
-    def _tell(self, event: "tuple[Piece, Failure | None] | _Loaded | _Flushed | Failure") -> None:
+    def _tell(self, event: Event) -> None:
         self._ended.append(event)
         self._told.set()
         # Once until it is polled: an event loop takes 10 us for each, and a write of scattered pages ends in many.

@@ -119,6 +119,15 @@ def require_own(path: Path, *, is_ours: bool) -> None:
         )
 
 
+def require_private(path: Path, status: os.stat_result) -> None:
+    """`path`, of that status, is a file of ours alone. Raises StoreDenied."""
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise StoreDenied(
+            f"{path} is {stat.filemode(status.st_mode)} and belongs to user {status.st_uid}: it must be a plain file "
+            "that only this user can open; remove it"
+        )
+
+
 def encode_header(identity: StoreIdentity) -> bytes:
     """The first bytes of `heads`; longer than HEADER_BYTES if its names are too long."""
     body = msgspec.msgpack.encode(identity)

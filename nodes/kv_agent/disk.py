@@ -26,6 +26,7 @@ from kvstore.protocol import (
     MissedPages,
     OpenStore,
     PoolHandle,
+    StoreChanged,
     StoredFound,
     StoredPagesListed,
     StoredPrefix,
@@ -39,6 +40,7 @@ from nodes.kv_agent.config import DiskConfig, InstalledStoreConfig, PoolConfig
 from nodes.kv_agent.installed_store import installed_gauges, open_installed
 from nodes.kv_agent.misses import misses
 from nodes.kv_agent.store_facts import facts_of_open, look_into, with_others
+from nodes.kv_agent.store_watch import StoreWatch
 from nodes.protocol.stores import (
     LOADING,
     AgentStores,
@@ -56,11 +58,11 @@ if TYPE_CHECKING:
     from kvstore.store.source import StorePeer, StoreTransport
 
 _REASONS: Final[Mapping[str, Sequence[str]]] = {
-    "not_open": ("not open",),
+    "not_open": ("not open", "not stored, off"),
     "queue_full": ("queue full",),
     "changed": ("changed before", "changed meanwhile"),
     "read_only": ("not stored, read only",),
-    "write_failed": ("write failed",),
+    "write_failed": ("write failed", "lost"),
     "flushed": ("flushed",),
 }
 """Why pages were not stored, for `/metrics`, and how the parts of a store name it."""
@@ -152,6 +154,9 @@ class DiskStores:
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
+        self._watch = StoreWatch(owner.ctx, self._stores, self._tell_changed)
+        # By group, the scheduler that asks for its pages.
+        self._askers: dict[str, str] = {}
 
     # what the agent tells
 
@@ -291,6 +296,7 @@ class DiskStores:
     def close(self) -> None:
         """Blocks until what was begun has ended. Pages that still wait are not stored."""
         self._is_closed = True
+        self._watch.close()
         if self._timer is not None:
             self._timer.cancel()
         for opened in self._opened.values():
@@ -305,19 +311,22 @@ class DiskStores:
 
     def gauges(self) -> dict[str, float]:
         """Figures of all stores together; those whose names end in `_total` begin at 0 with this agent."""
-        counts, stored_bytes, queued, is_buffered, is_read_only = self._sums(), 0.0, 0, False, False
+        counts, stored_bytes, queued = self._sums(), 0.0, 0
+        is_buffered = is_read_only = is_off = False
         for store, writes, _ in self._opened.values():
             figures = store.stats()
             stored_bytes += figures.get("written", 0.0) * store.page_bytes
             queued += writes.num_queued
             is_buffered |= bool(store.why_buffered)
             is_read_only |= bool(store.why_read_only)
+            is_off |= bool(store.why_off)
         figures = {
             "mesh_kv_disk_pages": float(counts["stored"]),
             "mesh_kv_disk_slots": float(counts["slots"]),
             "mesh_kv_disk_queued_pages": float(queued),
             "mesh_kv_disk_buffered": float(is_buffered),
             "mesh_kv_disk_read_only": float(is_read_only),
+            "mesh_kv_disk_off": float(is_off),
             "mesh_kv_disk_stored_pages_total": float(counts["written"]),
             "mesh_kv_disk_stored_bytes_total": stored_bytes,
             "mesh_kv_disk_evicted_pages_total": float(counts["evicted"]),
@@ -375,6 +384,8 @@ class DiskStores:
             self._idle.clear()
             await self._idle.wait()
         self._owner.ctx.log.info("stores flushed", pages={one.folder: one.num_pages for one in flushed})
+        for identity in [one for one in self._opened if one.folder in stores]:
+            self._tell_changed(identity)
         failures = {folder: store.why_not_flushed for folder, store in stores.items()}
         if told := "; ".join(f"{folder}: {why}" for folder, why in failures.items() if why):
             call.fail("store_not_flushed", f"pages are forgotten until {agent} starts again, but its disk says {told}")
@@ -416,8 +427,9 @@ class DiskStores:
             call.reply(StoreOpened(group=message.group, num_pages=opened.store.num_slots))
 
     def _is_unknown(self, call: Call, group: str) -> bool:
-        """Whether there is no pool of that group here, which is then the answer."""
+        """Whether there is no pool of that group here, which is then the answer. Otherwise its asker is remembered."""
         if group in self._groups:
+            self._askers[group] = call.sender.actor_id
             return False
         call.fail("unknown_group", f"{self._owner.ctx.address.actor_id} has no pool of group {group!r}")
         return True
@@ -459,6 +471,8 @@ class DiskStores:
         pages, folder = opened.store.num_slots, identity.folder
         log.info("store", place=self._config.place, folder=folder, pages=pages, numerics=identity.numerics)
         self._tell_once("store buffered", opened.store.why_buffered)
+        if isinstance(self._config, DiskConfig):
+            self._watch.begin()
         self._poll_soon()
         return opened
 
@@ -487,7 +501,7 @@ class DiskStores:
             if (pause_s := writes.pump(now)) is not None:
                 pauses.append(pause_s)
             self._tell_once("store is only read", store.why_read_only)
-            self._tell_once("store is off", store.why_off)
+        self._watch.tell()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -495,6 +509,14 @@ class DiskStores:
             self._timer = self._owner.ctx.later(min(pauses), self._poll_soon)
         self._idle.set()
         self._owner.wrote()
+
+    def _stores(self) -> "list[tuple[StoreIdentity, Store]]":
+        return [(identity, opened.store) for identity, opened in self._opened.items()]
+
+    def _tell_changed(self, identity: StoreIdentity) -> None:
+        for group, scheduler in self._askers.items():
+            if self._is_of(group, identity):
+                self._owner.ctx.tell(scheduler, StoreChanged(group=group))
 
     def _tell_once(self, what: str, why: str) -> None:
         if why and what not in self._told:

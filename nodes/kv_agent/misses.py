@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from kvstore.protocol import BEHIND_A_GAP, LOADING, NEVER_STORED, OTHER_NUMERICS, MissedPages
+from kvstore.protocol import BEHIND_A_GAP, LOADING, NEVER_STORED, NOT_OPEN, OTHER_NUMERICS, MissedPages
 
 if TYPE_CHECKING:
     from kvstore.store.interface import Store
@@ -15,7 +15,7 @@ def misses(store: "Store", hashes: Sequence[bytes], others: Iterable["Store"]) -
     if not hashes:
         return []
     if not store.is_loaded:
-        return [MissedPages(why=LOADING, num=len(hashes))]
+        return [MissedPages(why=NOT_OPEN if store.why_off else LOADING, num=len(hashes))]
     whys = store.missing.whys(hashes)
     for number, is_held in enumerate(store.holds(hashes)):
         if is_held:

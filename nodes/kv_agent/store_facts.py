@@ -57,7 +57,7 @@ def facts_of_open(
         tp_size=identity.tp_size,
         num_pages=int(figures.get("stored", 0)),
         num_slots=num_slots,
-        num_bytes=identity.file_bytes(num_slots) if num_slots else 0,
+        num_bytes=identity.file_bytes(num_slots) if num_slots and not store.why_off else 0,
         used_s=-1.0 if idle_s is None else idle_s,
         num_queued=num_queued,
         why_buffered=store.why_buffered,

@@ -14,6 +14,7 @@
     scheduler D -> scheduler P          OrderPrefills, CancelPrefill   -> PrefillsOrdered, PrefillCancelled
     scheduler P -> kv_agent of D        AnnouncePages
     kv_agent -> schedulers D, P         TransferNews
+    kv_agent -> its schedulers          StoreChanged
     scheduler P -> scheduler D          PrefillNews
     scheduler -> detokenizer            TokenBatch
     detokenizer -> gateway              TextBatch
@@ -50,6 +51,7 @@ from kvstore.protocol import (
     PairAccepted,
     PoolHandle,
     SendPages,
+    StoreChanged,
     StoredFound,
     StoredPagesListed,
     StoreOpened,
@@ -149,6 +151,7 @@ NodeMessage = (
     | ListStoredPages
     | StoredPagesListed
     | StorePages
+    | StoreChanged
     | CloseGrant
     | GrantClosed
     | CacheEvents

@@ -41,8 +41,9 @@ class StoreFacts(Part, frozen=True):
     One that is not open belongs to another model, mesh or way of computing; of it `num_pages` and `num_slots` are not
     known (0). `num_bytes` is what it takes on the disk. `used_s` ago its pages were found or written last, -1 if that
     is not known. `why_buffered`: pages go through the kernel's cache, because of that; `why_read_only`: nothing more is
-    written; `last_failure` of the disk. `why_off`: an installed store is given up, because of that; its `num_pages` are
-    those that the agent knows to be there. `counts` are pages since its agent started, by what became of them.
+    written; `last_failure` of the disk. `why_off`: nothing is stored or found, because of that: an installed store is
+    given up, the files of one on disk are gone. An installed store's `num_pages` are those that the agent knows to be
+    there. `counts` are pages since its agent started, by what became of them.
     """
 
     folder: str

@@ -33,6 +33,7 @@ class CacheNews:
         self._deadlines = deadlines
         self._restated = restated
         self._not_before = float("-inf")
+        self._is_disk_new = False
         self.num_restated = 0
 
     def gather(self, now: float) -> None:
@@ -53,5 +54,11 @@ class CacheNews:
             return
         self._not_before = now + RESTATE_PAUSE_S
         self.num_restated += 1
-        self._events.restate()
+        self._events.restate(is_disk_new=self._is_disk_new)
+        self._is_disk_new = False
         self._restated(now)
+
+    def disk_changed(self, now: float) -> None:
+        """What was told to be on disk is there no more: the same, and what is there now."""
+        self._is_disk_new = True
+        self.restate(KV_EVENTS_TOPIC, now)

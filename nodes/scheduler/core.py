@@ -15,7 +15,15 @@ from typing import assert_never
 
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.cache.rebuild import RecoveredSequences
-from kvstore.protocol import GrantClosed, GrantsOpened, PoolHandle, StoredFound, StoredPagesListed, TransferNews
+from kvstore.protocol import (
+    GrantClosed,
+    GrantsOpened,
+    PoolHandle,
+    StoreChanged,
+    StoredFound,
+    StoredPagesListed,
+    TransferNews,
+)
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import (
@@ -241,6 +249,8 @@ class SchedulerCore:
                     self._leave(self.orders.on_transfer_failed(failed, now), now)
                     self._on_outcomes((self.grants.on_transfer_failed(failed, now),), now)
                     self._on_restored((self.restores.on_transfer_failed(failed, now),))
+            case StoreChanged():
+                self.news.disk_changed(now)
             case PrefillNews():
                 self._on_outcomes(self.grants.on_news(sender, message, now), now)
             case Resend():

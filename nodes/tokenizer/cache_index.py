@@ -14,7 +14,7 @@ class CacheIndex:
     """Hashes of at most `max_pages` cached pages, and of as many on disk, oldest forgotten first.
 
     Each covers all up to its page's end. Reading a page takes a small part of the time of computing it, so both count
-    alike. What the disk has given up since is not told: a request sent there for it is computed.
+    alike. What the disk has given up since is not told, unless that is all: a request sent there for it is computed.
     """
 
     __slots__ = ("_hashes", "_max_pages", "_on_disk")

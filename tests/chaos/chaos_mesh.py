@@ -10,6 +10,7 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery import ROLES
@@ -47,6 +48,8 @@ class ChaosMesh:
         self.process = process
         self.port = host.port
         self.left: dict[str, float] = {}
+        # For what tells of a failure; it is removed where there is none.
+        self.kept = Path(tempfile.mkdtemp(prefix="kvmesh-chaos-"))
 
     def pids(self) -> dict[str, int]:
         """Those of living actors, by the manifest: asking the supervisor takes too long while a stream runs."""
@@ -117,10 +120,12 @@ UNRATIONED = {"KVMESH_SUPERVISION__RESTART_BUDGET": "100000"}
 
 @contextlib.contextmanager
 def started(*options: str, start_s: float = 60.0, **environment: str) -> Iterator[ChaosMesh]:
-    """A settled mesh, which leaves nothing behind at the end; or its actors' last words go to stdout."""
+    """A settled mesh, which leaves nothing behind at the end; or its actors' last words go to stdout, and all their
+    logs, the supervisor's with every exit, are kept."""
     # Under /tmp and short: paths of sockets are at most a hundred bytes.
     host = Host(tempfile.mkdtemp(prefix="kc"))
     host.environment |= environment
+    mesh: ChaosMesh | None = None
     try:
         process = host.up(*options, wait=False)
         host.wait_ready(process, start_s)
@@ -128,9 +133,14 @@ def started(*options: str, start_s: float = 60.0, **environment: str) -> Iterato
         mesh.settled(90.0)
         yield mesh
         host.ends_well(process)
+        shutil.rmtree(mesh.kept)
     except BaseException:
-        for log in sorted((host.run_directory / "logs").glob("*.log")):
+        logs = host.run_directory / "logs"
+        for log in sorted(logs.glob("*.log")):
             print(f"== {log.name}\n{log.read_text()[-3000:]}")
+        if mesh is not None and logs.exists():
+            shutil.copytree(logs, mesh.kept / "logs")
+            print(f"== all of it: {mesh.kept}")
         raise
     finally:
         host.clean()

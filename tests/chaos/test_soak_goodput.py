@@ -4,7 +4,6 @@ SOAK_SECONDS and SOAK_SEED set another length and other victims. The restart bud
 """
 
 import asyncio
-import itertools
 import os
 import random
 import signal
@@ -20,6 +19,7 @@ from cli.chaos.asked import Request
 from cli.chaos.clients import Clients
 from tests.chaos.chaos_mesh import GATEWAY, ChaosMesh, started
 from tests.chaos.conftest import MESH
+from tests.chaos.storm_report import Death, StormReport
 from tests.chaos.streams import Answer, Wave, asking, request
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.soak]
@@ -61,9 +61,8 @@ def victims(mesh: ChaosMesh) -> list[tuple[str, int]]:
     return actors + [(ZYGOTE, pid) for pid in zygotes(mesh.process.pid)]
 
 
-async def storm(mesh: ChaosMesh, gateway_deaths_s: list[float], draw: random.Random) -> Counter[str]:
-    """Kill until time is up. Returns how often each died; notes when the gateway did."""
-    deaths: Counter[str] = Counter()
+async def storm(mesh: ChaosMesh, deaths: list[Death], draw: random.Random) -> None:
+    """Kill until time is up, and note who died."""
     end = time.monotonic() + STORM_S
     # The storm is a matter of time by its nature; nothing waits for these pauses.
     while time.monotonic() < end:
@@ -73,51 +72,46 @@ async def storm(mesh: ChaosMesh, gateway_deaths_s: list[float], draw: random.Ran
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-        deaths[name] += 1
-        if name == GATEWAY:
-            gateway_deaths_s.append(time.monotonic())
-    return deaths
-
-
-def gaps_s(times_s: list[float]) -> list[float]:
-    """From one event, of any client, to the next, the longest first."""
-    return sorted((after - before for before, after in itertools.pairwise(times_s)), reverse=True)
+        deaths.append((time.monotonic(), name, pid))
 
 
 async def served_under_storm(mesh: ChaosMesh, expected: list[Answer]) -> None:
     draw = random.Random(int(os.environ.get("SOAK_SEED", "0")))
     asked = [asking(f"storm {salt}", NUM_BODIES) for salt in range(NUM_SALTS)]
-    gateway_deaths_s: list[float] = []
+    deaths: list[Death] = []
 
     def make_request(number: int) -> Request:
         index = number % NUM_BODIES
         return request(asked[number // NUM_BODIES % NUM_SALTS][index], index)
 
     def is_excused(request_began_s: float, request_ended_s: float) -> bool:
-        return any(at <= request_ended_s and request_began_s <= at + GATEWAY_BACK_S for at in gateway_deaths_s)
+        gateway = [at for at, name, _ in deaths if name == GATEWAY]
+        return any(at <= request_ended_s and request_began_s <= at + GATEWAY_BACK_S for at in gateway)
 
     clients = Clients(Server("127.0.0.1", mesh.port), expected, make_request, NUM_CLIENTS, is_excused)
     began_s = time.monotonic()
-    deaths = await storm(mesh, gateway_deaths_s, draw)
+    await storm(mesh, deaths, draw)
     ended_s = time.monotonic()
     await clients.stop()
     times_s = list(clients.event_times_s)
-    gaps = gaps_s([began_s, *times_s, time.monotonic()])
+    report = StormReport(clients.sent, deaths, times_s, began_s, time.monotonic())
     per_second = Counter(int(at - began_s) for at in times_s)
     lost = [one.lost for one in clients.sent if one.lost]
     different = [one.different for one in clients.sent if one.different]
     print(
-        f"\n{deaths.total()} deaths: {dict(deaths)}\n{len(clients.sent)} sent, "
+        f"\n{len(deaths)} deaths: {dict(Counter(name for _, name, _ in deaths))}\n{len(clients.sent)} sent, "
         f"{sum(one.is_cut for one in clients.sent)} of them to dead gateways, {len(lost)} lost, "
         f"{len(different)} different; "
         f"{len(times_s) / (ended_s - began_s):.0f} events/s; "
         f"the last answer {time.monotonic() - ended_s:.1f} s after the storm\n"
-        f"longest gaps: {[round(gap, 2) for gap in gaps[:12]]} s\n"
+        f"longest gaps: {[round(end - start, 2) for start, end in report.gaps]} s\n"
         f"events each second: {[per_second[second] for second in range(int(time.monotonic() - began_s))]}"
     )
-    assert not lost
-    assert not different
-    assert gaps[0] <= LONGEST_GAP_S
+    # Whatever fails from here on.
+    report.write(mesh.kept / "storm.txt")
+    assert not lost, f"{len(lost)}, see {mesh.kept}"
+    assert not different, f"{len(different)}, see {mesh.kept}"
+    assert report.longest_gap_s <= LONGEST_GAP_S, f"see {mesh.kept}"
 
 
 @pytest.mark.timeout(STORM_S + 300)

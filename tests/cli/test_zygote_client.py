@@ -88,6 +88,8 @@ async def client(request, monkeypatch, deaths, log, families):
             yield client
     finally:
         client.close()
+        # What `close` cancels ends at the loop's next turn, and with no child left nothing here waits for one.
+        await asyncio.sleep(0)
         await children.end_unwatched(1.0)
         children.close()
         os.close(reader)
@@ -212,6 +214,35 @@ async def test_closing_fails_what_waits(client, tmp_path):
     future = fork(client, tmp_path)
     client.close()
     assert await future == "the supervisor stops"
+
+
+@zygote("exits when asked")
+async def test_closing_fails_what_a_dead_one_was_asked_and_what_is_asked_later(
+    client, tmp_path, deaths, families, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        # As if unreported forks of the dead one took their time to end.
+        patch.setattr(families[0], "end_unwatched", lambda _: asyncio.Event().wait())
+        asked = fork(client, tmp_path)
+        await until(lambda: deaths)
+        client.close()
+        assert await asked == "the supervisor stops"
+        assert await fork(client, tmp_path) == "the supervisor stops"
+    assert client.pids == []
+
+
+@zygote("exits")
+async def test_one_found_dead_before_closing_and_told_afterwards_is_no_death(client, deaths, families, monkeypatch):
+    reap, told = families[0]._reap, []
+    monkeypatch.setattr(families[0], "_reap", lambda: None)
+    monkeypatch.setattr(families[0], "unwatch", told.append)
+    client.start()
+    pids = client.pids
+    client.close()
+    assert told == pids
+    await until(lambda: os.waitid(os.P_PID, pids[0], os.WEXITED | os.WNOHANG | os.WNOWAIT))
+    reap()
+    assert deaths == []
 
 
 @zygote("is asked")

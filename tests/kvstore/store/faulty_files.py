@@ -41,7 +41,8 @@ class SteppedLane(Lane):
 class FaultyFiles(PageFiles):
     """What processes see is in `seen`; what the disk has is in `durable`, until `write_back`, and behind it in part.
 
-    `fail` is called before each call with its name and first slot, and may raise OSError. `kill_in` writes from now
+    `fail` is called before each call with its name and first slot, and may raise OSError. While `why_gone`, the files
+    are taken away; `again` opens them anew, and may raise StoreError. `kill_in` writes from now
     the process is killed, in the midst of one; None: never.
     """
 
@@ -53,6 +54,8 @@ class FaultyFiles(PageFiles):
         self.seen = {"heads": bytearray(num_slots * HEAD_BYTES), "pages": bytearray(num_slots * page_bytes)}
         self.durable = {name: bytes(content) for name, content in self.seen.items()}
         self.fail: Callable[[str, int], None] = lambda name, first: None
+        self.why_gone = ""
+        self.again: Callable[[], None] = lambda: None
         self.kill_in: int | None = None
         self.is_closed = False
         self._draw = draw or random.Random(0)
@@ -83,6 +86,19 @@ class FaultyFiles(PageFiles):
     def write_pages(self, first: int, pages: Sequence[Page]) -> None:
         self.fail("write_pages", first)
         self._write("pages", first * self.page_bytes, b"".join(bytes(view) for page in pages for view in page))
+
+    @override
+    def look(self) -> str:
+        return self.why_gone
+
+    @override
+    def try_out(self) -> None:
+        self.fail("write_pages", self.num_slots)
+
+    @override
+    def renew(self) -> None:
+        self.again()
+        self.why_gone = ""
 
     @override
     def close(self) -> None:

@@ -18,6 +18,7 @@ from kvstore.protocol import (
     PagesPulled,
     PagesReady,
     PoolHandle,
+    StoreChanged,
     TransferFailed,
 )
 from kvstore.transfer.session import SessionLimits
@@ -56,8 +57,12 @@ class Scheduler(Actor):
     def __init__(self) -> None:
         self.heard: list[PagesPulled | TransferFailed] = []
         self.news = asyncio.Event()
+        self.changed: list[str] = []
 
     def on_tell(self, sender: Address, message: Any, buffers: Any) -> None:
+        if isinstance(message, StoreChanged):
+            self.changed.append(message.group)
+            return
         self.heard.extend(news(message))
         self.news.set()
 

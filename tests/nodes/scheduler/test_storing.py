@@ -6,10 +6,13 @@ import msgspec
 import pytest
 
 from kvstore.hashing import chain_hashes, page_hash, root_hash
-from kvstore.protocol import ListStoredPages, StorePages
+from kvstore.protocol import CacheCleared, ListStoredPages, PagesOnDisk, StoreChanged, StorePages
+from mesh.address import Address
 from nodes.protocol import Adopted
-from nodes.scheduler.events import FollowerReset, MembersChanged
+from nodes.scheduler.cache_news import GATHER_S, RESTATE_PAUSE_S
+from nodes.scheduler.events import FollowerReset, MembersChanged, Told
 from nodes.scheduler.storing import PagesToStore
+from nodes.tokenizer.cache_index import CacheIndex
 from tests.nodes.scheduler.scheduler_world import PAGE, Worker, World, prompt
 from tests.simulation.planting import around, nothing
 
@@ -145,19 +148,45 @@ def members(world: World, **numerics: str) -> None:
         world.event(name, MembersChanged(ready))
 
 
-def test_the_disk_is_listed_when_a_worker_computes_otherwise_and_when_the_cache_is_stated_anew() -> None:
+def listing() -> Listed:
     world = Listed(num_pages={}, stores="write_through")
     world.add("m", 60)
-    worker = world.workers["w-m"] = Unlike(world.memories["m"])
+    world.workers["w-m"] = Unlike(world.memories["m"])
     world.perform(world.cores["m"], world.cores["m"].start(world.now))
     members(world, m="one")
     world.settle()
+    return world
+
+
+def test_when_the_store_has_lost_its_pages_followers_forget_them_and_it_is_listed_again() -> None:
+    world = listing()
+    request = serve(world, prompt(21))
+    world.published.clear()
+    before = world.num_listed
+    world.event("m", Told(Address("agent-m", 1), StoreChanged(group="m")))
+    world.advance(world.now + GATHER_S)
+    events = [event for _, topic, message in world.published if topic == "kv_events" for event in message.events]
+    assert events[0] == CacheCleared(group="m", on_disk=False)
+    index = CacheIndex(100)
+    index.apply([PagesOnDisk(group="m", hashes=bytes(16)), *events])
+    assert bytes(16) not in index
+    assert all(name in index for name in names_of(request)), "what is cached, they know"
+    assert world.num_listed == before + 1
+    world.published.clear()
+    world.event("m", FollowerReset("kv_events"))
+    world.advance(world.now + RESTATE_PAUSE_S + GATHER_S)
+    events = [event for _, topic, message in world.published if topic == "kv_events" for event in message.events]
+    assert events[0] == CacheCleared(group="m", on_disk=True)
+
+
+def test_the_disk_is_listed_when_a_worker_computes_otherwise_and_when_the_cache_is_stated_anew() -> None:
+    world = listing()
     assert world.num_listed == 1
     world.event("m", FollowerReset("load"))
     assert world.num_listed == 1, "each load report is complete by itself"
     world.event("m", FollowerReset("kv_events"))
     assert world.num_listed == 2
-    worker.numerics = "two"
+    world.workers["w-m"].numerics = "two"
     world.restart_worker("m")
     world.settle()
     assert world.num_listed == 3
