@@ -95,12 +95,13 @@ class RunningMesh:
 
     def metrics(self) -> dict[str, float]:
         """Every sample of `/metrics`, by its name with labels."""
-        samples: dict[str, float] = {}
-        for line in self.get("/metrics").decode().splitlines():
-            if line and not line.startswith("#"):
-                name, _, value = line.rpartition(" ")
-                samples[name] = float(value)
-        return samples
+        return samples_of(self.get("/metrics").decode())
+
+
+def samples_of(page: str) -> dict[str, float]:
+    """Every sample of a page of `/metrics`, by its name with labels."""
+    lines = (line.rpartition(" ") for line in page.splitlines() if line and not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
 
 
 @contextmanager
