@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cli.chaos.held import samples
 from mesh.testing.ports import free_port
 from tests.process.conftest import wait_until
 
@@ -95,13 +96,7 @@ class RunningMesh:
 
     def metrics(self) -> dict[str, float]:
         """Every sample of `/metrics`, by its name with labels."""
-        return samples_of(self.get("/metrics").decode())
-
-
-def samples_of(page: str) -> dict[str, float]:
-    """Every sample of a page of `/metrics`, by its name with labels."""
-    lines = (line.rpartition(" ") for line in page.splitlines() if line and not line.startswith("#"))
-    return {name: float(value) for name, _, value in lines}
+        return samples(self.get("/metrics").decode())
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serving.conftest import RunningMesh, samples_of, start_mesh
+from cli.chaos.held import samples
+from tests.serving.conftest import RunningMesh, start_mesh
 
 pytestmark = pytest.mark.process
 
@@ -89,7 +90,7 @@ def test_right_after_an_answer_the_cache_is_flushed_and_memory_released_at_the_f
 ) -> None:
     handed_over = 'mesh_scheduler_handoffs_total{actor="scheduler-decode-0",outcome="done",role="scheduler"}'
     scrape = mesh.url + "/metrics"
-    before = samples_of(httpx.get(scrape, headers=ADMIN).text)[handed_over]
+    before = samples(httpx.get(scrape, headers=ADMIN).text)[handed_over]
     for number in range(30):
         # Long enough to be prefilled elsewhere. Every third one ends by a string, and its scheduler is told so later.
         prompt = f"{number} {number * 31} " + "a word and " * 60
@@ -98,7 +99,7 @@ def test_right_after_an_answer_the_cache_is_flushed_and_memory_released_at_the_f
         assert answer.status_code == 200, answer.text
         flushed = client.post("/flush_cache")
         assert flushed.status_code == 200, (number, flushed.text)
-    assert samples_of(httpx.get(scrape, headers=ADMIN).text)[handed_over] - before >= 30
+    assert samples(httpx.get(scrape, headers=ADMIN).text)[handed_over] - before >= 30
     generated(client, 12)
     assert client.post("/release_memory_occupation", json={}).status_code == 200
     assert client.post("/resume_memory_occupation", json={}).status_code == 200

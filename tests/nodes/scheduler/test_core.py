@@ -342,6 +342,7 @@ def test_preempted_requests_are_computed_again_and_lose_nothing() -> None:
     assert core.running.num_preemptions > 0
     assert core.admission.num_recomputed_tokens > 0
     assert all(request.num_cached_tokens == 0 for request in world.requests.values()), "usage is the first start's"
+    assert (core.cache.num_query_tokens, core.cache.num_hit_tokens) == (4 * 20, 0), "so is what the cache counts"
     assert core.growth.new_token_ratio != 0.1
 
 
