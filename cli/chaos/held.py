@@ -5,7 +5,7 @@ from typing import Final
 
 # Every gauge of something that is there for a request. Pages may stay cached, a detokenizer keeps ended streams awhile.
 HELD: Final = re.compile(
-    r"mesh_(gateway_\w+_(running|waiting|inflight)|kv_grants_open|kv_transfer_pages\{"
+    r"mesh_(gateway_\w+_(running|waiting|inflight)|kv_grants_open|kv_pages_in_transfer\{"
     r"|kv_sessions.*state=\"(bootstrapping|transferring|waiting)\""
     r"|scheduler_num_(running|waiting|handoffs|orders|leaving|grants_closing|finished_kept)"
     r"|scheduler_pages.*state=\"(running|granted|in_flight|quarantined)\")"

@@ -5,7 +5,7 @@ wanted. Everything asked for in this way has to be idempotent.
 
     add --flush--> asked --failed--> waits --retry_s over, or the peer is back--> asked again
                   ^  `--answered, stopped, lost, too late--> forgotten
-    add, patient -` once others are asked for, or its patience is over
+    add, patient -` once others are asked for, its patience is over, or somebody is in a hurry
 
 Items for one peer that gather before a `flush` are handed over together, so that one message may carry them all. Pure;
 the owner's `Deadlines` have a `(kind, peer)` key due when a pause, or the patience of an item, is over.
@@ -34,7 +34,7 @@ class Retrier(Generic[Key, Item]):
     """Pending items by key; keys are unique across all peers.
 
     `deadlines` holds the pauses as `(kind, peer)`; when one is due, the owner must call `retry(peer)`. `send` asks a
-    peer for fresh items, or those whose pause is over, only within `flush`, `retry` and `retry_now`. Beyond
+    peer for fresh items, or those whose pause is over, only within `flush`, `hurry`, `retry` and `retry_now`. Beyond
     `max_pending`, items are not accepted; the peer's own leases have to end what was to be ended.
     """
 
@@ -144,6 +144,11 @@ class Retrier(Generic[Key, Item]):
     def retry_now(self, peer: str) -> None:
         if self._deadlines.clear((self._kind, peer)):
             self.retry(peer)
+
+    def hurry(self) -> None:
+        """Ask for all that is patient now. What rests has its pause: its peer has just failed to answer."""
+        for peer in [peer for peer in self._waiting if peer not in self._resting]:
+            self.retry_now(peer)
 
     def lost(self, peer: str) -> None:
         for key in [key for key, pending in self._pending.items() if pending.peer == peer]:

@@ -85,10 +85,10 @@ class _Stream:
     """
 
     __slots__ = (
-        "_context", "_decoder", "_extras", "_matcher", "_min_tokens", "_num_cached_tokens", "_stages", "_stop_string",
-        "_text",
-        "_text_offset", "_token_ids", "asked_at", "attempt", "finish_reason", "gateway", "has_text", "last",
-        "plain_position", "position", "request_id", "silent_from", "touched_at",
+        "_begins", "_context", "_decoder", "_extras", "_matcher", "_min_tokens", "_num_cached_tokens", "_num_decoded",
+        "_num_shown", "_stages", "_stop_string", "_text", "_text_offset", "_token_ids", "asked_at", "attempt",
+        "finish_reason", "gateway", "has_text", "last", "plain_position", "position", "request_id", "silent_from",
+        "touched_at",
     )  # fmt: skip
 
     def __init__(self, opening: StreamOpen, decoder: TokenDecoder, now: float) -> None:
@@ -113,6 +113,9 @@ class _Stream:
         stops = tuple(stop for stop in rules.stop if stop)
         self._matcher = StopMatcher(compile_stops(stops), rules.include_stop) if stops else None
         self._min_tokens = rules.min_tokens
+        # Where the tokens begin whose text is held back, in characters; and how many were decoded and sent.
+        self._begins: deque[int] = deque()
+        self._num_decoded = self._num_shown = 0
         self._num_cached_tokens = opening.num_cached_tokens
         # Sent once, with the first delta: there is no use in repeating it.
         self._stages = opening.stages
@@ -155,8 +158,10 @@ class _Stream:
             if matcher is None:
                 self._text.append(text)
                 continue
+            self._begins.append(self._num_decoded)
+            self._num_decoded += len(text)
             text, found = matcher.feed(text, armed=self.position > self._min_tokens)
-            self._text.append(text)
+            self._show(text)
             if found:
                 self._stop_string = found
                 self._end("stop")
@@ -172,7 +177,7 @@ class _Stream:
             if found:
                 reason, self._stop_string = "stop", found
             text += self._matcher.flush()
-        self._text.append(text)
+        self._show(text)
         self._end(reason)
 
     def delta(self, scheduler: str) -> TextDelta | None:
@@ -186,11 +191,18 @@ class _Stream:
         delta = TextDelta(
             self.request_id, self.attempt, self.position - len(token_ids), token_ids, offset, text,
             self.finish_reason, self._num_cached_tokens, scheduler, self._stages, extras, self._stop_string,
+            len(self._begins),
         )  # fmt: skip
         self._stages = None
         if self.finish_reason is not None:
             self.last = delta
         return delta
+
+    def _show(self, text: str) -> None:
+        self._text.append(text)
+        self._num_shown += len(text)
+        while self._begins and self._begins[0] < self._num_shown:
+            self._begins.popleft()
 
     def _end(self, reason: str) -> None:
         self.finish_reason = reason

@@ -42,11 +42,17 @@ class SampleEvents:
 
     def __init__(self, parser: AnswerParser, fields: AnswerFields) -> None:
         self.num_calls = 0
+        self._num_chars = self._num_reasoning_chars = 0
         self._parser = parser
         self._fields = fields
         self._held: list[str] = []
         self._sources: list[str] = []
         self._is_passed_over = False
+
+    @property
+    def reasoning_share(self) -> float:
+        """Of all that was said so far, whether it is shown or not."""
+        return self._num_reasoning_chars / max(1, self._num_chars)
 
     def feed(self, text: str) -> list[Event]:
         """What is certain with this text."""
@@ -59,8 +65,10 @@ class SampleEvents:
     def _shown(self, events: list[Event]) -> list[Event]:
         shown: list[Event] = []
         for event in events:
+            self._num_chars += len(event.source)
             match event:
                 case Reasoning(text):
+                    self._num_reasoning_chars += len(text)
                     shown += self._reasoning(text)
                     continue
                 case Mark(source):

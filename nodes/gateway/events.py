@@ -260,10 +260,14 @@ class Accepted(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Output ids, and what a worker read beside each of them if the request reads anything."""
+    """Output ids, and what a worker read beside each of them if the request reads anything.
+
+    The text of the last `num_past` of them is not there yet or, where a stop string ended it, never will be.
+    """
 
     ids: list[int]
     extras: list[bytes]
+    num_past: int = 0
 
 
 class Deliver(NamedTuple):

@@ -5,8 +5,10 @@ the names that existing dashboards and autoscalers know from vLLM, made from the
 `GAUGES`, `COUNTERS` and `HISTOGRAMS`, with the label `model_name`.
 """
 
+import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,13 +18,18 @@ from prometheus_client.registry import Collector
 from mesh.membership.view import SUPERVISOR
 from mesh.wire.frames import Histogram, StatsReply
 from nodes.actor_figures import KV_USAGE, RUNNING, WAITING
+from nodes.roles import ROLES
 from nodes.stats import ActorStats
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 _SERIES = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?", re.DOTALL)
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)",?', re.DOTALL)
+_LABEL = re.compile(r'(?!__)([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)",?', re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_RESERVED: Final = ("vllm:", "mesh_actor_")
+"""What names begin with that this page gives."""
+_COUNTER_ENDS: Final = ("", "_total", "_created")
+_HISTOGRAM_ENDS: Final = ("", "_bucket", "_count", "_sum", "_created")
 
 
 class Series(NamedTuple):
@@ -68,178 +75,190 @@ def help_of(name: str) -> str:
     return f"{words[:1].upper()}{words[1:]} of each actor ({unit})."
 
 
-class _Alias(NamedTuple):
-    """A name of vLLM's, its help text, and the series it is the sum of."""
-
-    name: str
-    help: str
-    sources: tuple[str, ...]
-
-
-GAUGES = (
-    _Alias("vllm:num_requests_running", "Requests in running batches.", RUNNING),
-    _Alias(
-        "vllm:num_requests_waiting",
-        "Requests that wait for a place in a batch or for KV pages.",
-        WAITING,
-    ),
+GAUGES: Final = (
+    ("vllm:num_requests_running", "Requests in running batches.", RUNNING),
+    ("vllm:num_requests_waiting", "Requests that wait for a place in a batch or for KV pages.", WAITING),
 )
-COUNTERS = (
-    _Alias(
+"""A name of vLLM's, its help text, and the series it is the sum of."""
+COUNTERS: Final = (
+    (
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in prefix caches.",
-        ("mesh_scheduler_prefix_query_tokens_total",),
+        "mesh_scheduler_prefix_query_tokens_total",
     ),
-    _Alias(
-        "vllm:prefix_cache_hits", "Prompt tokens found in prefix caches.", ("mesh_scheduler_prefix_hit_tokens_total",)
-    ),
-    _Alias(
+    ("vllm:prefix_cache_hits", "Prompt tokens found in prefix caches.", "mesh_scheduler_prefix_hit_tokens_total"),
+    (
         "vllm:external_prefix_cache_queries",
         "Prompt tokens that no prefix cache had and that were looked up on disk.",
-        ("mesh_scheduler_store_query_tokens_total",),
+        "mesh_scheduler_store_query_tokens_total",
     ),
-    _Alias(
+    (
         "vllm:external_prefix_cache_hits",
         "Prompt tokens that were read from the disk.",
-        ("mesh_scheduler_store_hit_tokens_total",),
+        "mesh_scheduler_store_hit_tokens_total",
     ),
-    _Alias("vllm:num_preemptions", "Running requests that had to give up their KV pages.", ("mesh_preemptions_total",)),
-    _Alias("vllm:prompt_tokens", "Prompt tokens of requests that ended.", ("mesh_prompt_tokens_total",)),
-    _Alias("vllm:generation_tokens", "Output tokens of requests that ended.", ("mesh_generation_tokens_total",)),
+    ("vllm:num_preemptions", "Running requests that had to give up their KV pages.", "mesh_preemptions_total"),
+    ("vllm:prompt_tokens", "Prompt tokens of requests that ended.", "mesh_prompt_tokens_total"),
+    ("vllm:generation_tokens", "Output tokens of requests that ended.", "mesh_generation_tokens_total"),
 )
-HISTOGRAMS = (
-    _Alias(
+"""A name of vLLM's, its help text, and the series of each actor that it is another name for."""
+HISTOGRAMS: Final = (
+    (
         "vllm:time_to_first_token_seconds",
         "Time from a request's arrival to its first token.",
-        ("mesh_time_to_first_token_seconds",),
+        "mesh_time_to_first_token_seconds",
     ),
-    _Alias(
+    (
         "vllm:request_queue_time_seconds",
         "Time that an attempt waited for a place in a batch before its first token.",
-        ("mesh_request_queue_seconds",),
+        "mesh_request_queue_seconds",
     ),
-    _Alias(
+    (
         "vllm:request_prefill_time_seconds",
         "Time from an attempt's place in a batch to its first token.",
-        ("mesh_request_prefill_seconds",),
+        "mesh_request_prefill_seconds",
     ),
-    _Alias(
+    (
         "vllm:inter_token_latency_seconds",
         "Time between output tokens of a request.",
-        ("mesh_inter_token_latency_seconds",),
+        "mesh_inter_token_latency_seconds",
     ),
-    _Alias(
+    (
         "vllm:e2e_request_latency_seconds",
         "Time from a request's arrival to its end.",
-        ("mesh_e2e_request_latency_seconds",),
+        "mesh_e2e_request_latency_seconds",
     ),
 )
+
+
+class _Families:
+    """The mesh's own families in the making. What would make the page invalid is left out.
+
+    Prometheus refuses a whole scrape for one series that is there twice, or for a name of two types. A custom actor may
+    say anything, and must not cost others their figures.
+    """
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Metric] = {}
+        # The family that each sample's name belongs to.
+        self._owners: dict[str, str] = {}
+        self._seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+
+    def add(self, text: str, value: float | Histogram, actor: ActorStats) -> bool:
+        """Add one series that an actor said; False if it has no place here."""
+        series = parse_series(text)
+        if series is None or series.name.startswith(_RESERVED):
+            return False
+        labels = _labels_said(series.labels, actor)
+        if isinstance(value, Histogram):
+            kind, name, names = HistogramMetricFamily, series.name, {series.name + end for end in _HISTOGRAM_ENDS}
+            is_good = _is_whole(value) and "le" not in labels
+        else:
+            name = series.name.removesuffix("_total")
+            kind, names, is_good = GaugeMetricFamily, {name}, True
+            if name != series.name:
+                # Without its end, too, as OpenMetrics names the family.
+                kind, names = CounterMetricFamily, {name + end for end in _COUNTER_ENDS}
+                is_good = name != "" and not name.endswith("_total") and value >= 0
+        key = series.name, frozenset(labels.items())
+        if not is_good or key in self._seen or any(self._owners.get(one, name) != name for one in names):
+            return False
+        family = self.by_name.get(name) or kind(name, help_of(name))
+        if type(family) is not kind:
+            return False
+        self._seen.add(key)
+        self._owners.update(dict.fromkeys(names, name))
+        self.by_name[name] = family
+        if isinstance(value, Histogram):
+            _add_histogram(family, name, labels, value)
+        else:
+            family.add_sample(series.name, labels, value)
+        return True
 
 
 class MeshCollector(Collector):
     """Families of one scrape, for prometheus-client."""
 
     def __init__(self, actors: Sequence[ActorStats], model_name: str) -> None:
-        self._actors = actors
-        self._model_name = model_name
+        # Roles of ours first: where two actors disagree about a name, the first one has it.
+        self._actors = sorted(actors, key=lambda actor: actor.role not in ROLES)
+        self._model = {"model_name": model_name}
 
     def collect(self) -> Iterable[Metric]:
-        """All families, each once: the mesh's own in the order of their names, then vLLM's."""
-        families = {"mesh_actor_up": self._up()}
-        for actor in self._actors:
-            if actor.stats is not None:
-                self._add(families, actor, actor.stats)
-        yield from (families[name] for name in sorted(families))
-        yield from self._aliases()
-
-    def _up(self) -> Metric:
+        """All families, each once: those about actors, the mesh's own in the order of their names, then vLLM's."""
         up = GaugeMetricFamily("mesh_actor_up", "Whether the actor answered this scrape.")
+        refused = GaugeMetricFamily(
+            "mesh_actor_series_refused", "Series that the actor says and that have no place on this page."
+        )
+        families = _Families()
         for actor in self._actors:
-            up.add_sample("mesh_actor_up", _labels(actor), float(actor.stats is not None))
-        return up
+            up.add_sample(up.name, _labels(actor), float(actor.stats is not None))
+            if (said := actor.stats) is not None:
+                each = (*said.counters.items(), *said.gauges.items(), *said.histograms.items())
+                num_refused = sum(not families.add(text, value, actor) for text, value in each)
+                refused.add_sample(refused.name, _labels(actor), num_refused)
+        yield from (up, refused)
+        yield from (families.by_name[name] for name in sorted(families.by_name))
+        yield from self._gauges()
+        yield from self._others()
 
-    def _add(self, families: dict[str, Metric], actor: ActorStats, stats: StatsReply) -> None:
-        own = _labels(actor)
-        for text, value in (*stats.counters.items(), *stats.gauges.items()):
-            series = parse_series(text)
-            if series is None:
-                continue
-            is_counter = series.name.endswith("_total")
-            name = series.name.removesuffix("_total")
-            kind: Callable[[str, str], Metric] = CounterMetricFamily if is_counter else GaugeMetricFamily
-            family = families.setdefault(series.name, kind(name, help_of(name)))
-            # A supervisor's series are about the actors that its labels name; no other actor may speak for others.
-            labels = own | series.labels if actor.role == SUPERVISOR else series.labels | own
-            family.add_sample(series.name, labels, value)
-        for text, histogram in stats.histograms.items():
-            series = parse_series(text)
-            if series is not None:
-                family = families.setdefault(series.name, HistogramMetricFamily(series.name, help_of(series.name)))
-                _add_histogram(family, series.name, {**series.labels, **own}, histogram)
-
-    def _aliases(self) -> Iterable[Metric]:
-        label = {"model_name": self._model_name}
-        sums = self._sums()
-        for alias in GAUGES:
-            gauge = GaugeMetricFamily(alias.name, alias.help)
-            gauge.add_sample(alias.name, label, sum(sums.get(source, 0.0) for source in alias.sources))
+    def _gauges(self) -> Iterable[Metric]:
+        """Of the whole mesh, as autoscalers want them."""
+        said = [{**actor.stats.counters, **actor.stats.gauges} for actor in self._actors if actor.stats is not None]
+        for name, help_text, sources in GAUGES:
+            gauge = GaugeMetricFamily(name, help_text)
+            gauge.add_sample(name, self._model, sum(one.get(source, 0.0) for one in said for source in sources))
             yield gauge
+        used = sum(one.get("mesh_scheduler_num_pages", 0.0) * one.get(KV_USAGE, 0.0) for one in said)
+        total = sum(one.get("mesh_scheduler_num_pages", 0.0) for one in said)
+        # Over all pools, each weighted by its pages.
         usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.")
-        usage.add_sample("vllm:kv_cache_usage_perc", label, self._kv_usage())
+        usage.add_sample(usage.name, self._model, used / total if total else 0.0)
         yield usage
-        for alias in COUNTERS:
-            counter = CounterMetricFamily(alias.name, alias.help)
-            value = sum(sums.get(source, 0.0) for source in alias.sources)
-            counter.add_sample(f"{alias.name}_total", label, value)
+
+    def _others(self) -> Iterable[Metric]:
+        """By actor: a sum would fall when one starts again or is silent, and rise by all that it had when it is back.
+
+        `rate()` takes such a rise for as many events.
+        """
+        for name, help_text, source in COUNTERS:
+            counter = CounterMetricFamily(name, help_text)
+            for actor, said in self._answers():
+                value = said.counters.get(source, said.gauges.get(source))
+                if value is not None:
+                    counter.add_sample(f"{name}_total", _labels(actor) | self._model, value)
             yield counter
-        for alias in HISTOGRAMS:
-            family = HistogramMetricFamily(alias.name, alias.help)
-            merged = merge_histograms(self._histograms(alias.sources))
-            if merged is not None:
-                _add_histogram(family, alias.name, label, merged)
+        for name, help_text, source in HISTOGRAMS:
+            family = HistogramMetricFamily(name, help_text)
+            for actor, said in self._answers():
+                histogram = said.histograms.get(source)
+                if histogram is not None and _is_whole(histogram):
+                    _add_histogram(family, name, _labels(actor) | self._model, histogram)
             yield family
 
-    def _sums(self) -> dict[str, float]:
-        sums: dict[str, float] = {}
-        for actor in self._actors:
-            if actor.stats is not None:
-                for text, value in (*actor.stats.counters.items(), *actor.stats.gauges.items()):
-                    name = text.partition("{")[0]
-                    sums[name] = sums.get(name, 0.0) + value
-        return sums
+    def _answers(self) -> Iterable[tuple[ActorStats, StatsReply]]:
+        return ((actor, actor.stats) for actor in self._actors if actor.stats is not None)
 
-    def _kv_usage(self) -> float:
-        """Over all pools, each weighted by its pages."""
-        used = total = 0.0
-        for actor in self._actors:
-            if actor.stats is not None:
-                num_pages = actor.stats.gauges.get("mesh_scheduler_num_pages", 0.0)
-                used += num_pages * actor.stats.gauges.get(KV_USAGE, 0.0)
-                total += num_pages
-        return used / total if total else 0.0
 
-    def _histograms(self, names: tuple[str, ...]) -> list[Histogram]:
-        return [
-            histogram
-            for actor in self._actors
-            if actor.stats is not None
-            for text, histogram in actor.stats.histograms.items()
-            if text.partition("{")[0] in names
-        ]
+def _labels_said(said: dict[str, str], actor: ActorStats) -> dict[str, str]:
+    """An actor's labels for a series, and the page's own, which win: nobody speaks for others but a supervisor.
+
+    As Prometheus does where a target's labels meet its own, those of the same names are kept with `exported_`.
+    """
+    own = _labels(actor)
+    if actor.role == SUPERVISOR:
+        return own | said
+    return {(f"exported_{name}" if name in own else name): value for name, value in said.items()} | own
+
+
+def _is_whole(histogram: Histogram) -> bool:
+    bounds, counts = histogram.bounds, histogram.counts
+    is_rising = all(low < high for low, high in pairwise([*bounds, math.inf]))
+    return is_rising and len(counts) == len(bounds) + 1 and min(counts) >= 0 and histogram.total >= 0
 
 
 def _labels(actor: ActorStats) -> dict[str, str]:
     return {"actor": actor.actor_id, "role": actor.role} | ({"host": actor.host} if actor.host else {})
-
-
-def merge_histograms(histograms: Sequence[Histogram]) -> Histogram | None:
-    """The sum of histograms; those whose bounds differ from the first one's are left out. None if there are none."""
-    if not histograms:
-        return None
-    bounds = histograms[0].bounds
-    alike = [histogram for histogram in histograms if histogram.bounds == bounds]
-    counts = [sum(column) for column in zip(*(histogram.counts for histogram in alike), strict=True)]
-    return Histogram(bounds=bounds, counts=counts, total=sum(histogram.total for histogram in alike))
 
 
 def _add_histogram(family: Metric, name: str, labels: dict[str, str], histogram: Histogram) -> None:

@@ -172,13 +172,20 @@ class PromptTokensDetails(Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
+    """How many tokens were reasoning, as far as its share of the text's characters tells."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(Struct, frozen=True, kw_only=True):
-    """Token counts, taken from the gateway's record of the call."""
+    """Token counts, taken from the gateway's record of the call: of all tokens drawn, those of a stop string, too."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class CachedTokensDetails(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from nodes.gateway.events import ABORT, End, Failure, Opened, Tokens
 class Piece(NamedTuple):
     """News of one sample: its text since the last piece, and its end if this is the last.
 
-    `tokens` since the last piece, if the call shows any of them: those whose text is held back, too.
+    `tokens` since the last piece, if the call shows any of them; those whose text is held back come with it.
     """
 
     number: int
@@ -113,10 +113,10 @@ class CallOutput:
             return False
         if tokens is not None:
             # They leave with the next text: by themselves they are no news.
-            if sample.tokens is None:
-                sample.tokens = Tokens([], [])
-            sample.tokens.ids.extend(tokens.ids)
-            sample.tokens.extras.extend(tokens.extras)
+            ids, extras, _ = sample.tokens or Tokens([], [])
+            ids.extend(tokens.ids)
+            extras.extend(tokens.extras)
+            sample.tokens = Tokens(ids, extras, tokens.num_past)
         sample.num_tokens += num_tokens
         sample.num_cached_tokens = num_cached_tokens
         if text:
@@ -221,9 +221,9 @@ class CallOutput:
             sample = self.samples[index]
             texts = sample.texts
             text = texts[0] if len(texts) == 1 else "".join(texts)
-            pieces.append(Piece(index, text, sample.end, sample.tokens))
+            tokens, sample.tokens = _cut(sample.tokens, sample.end)
+            pieces.append(Piece(index, text, sample.end, tokens))
             sample.texts = []
-            sample.tokens = None
             sample.is_news = False
         self._news = []
         return pieces
@@ -232,6 +232,18 @@ class CallOutput:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+def _cut(tokens: Tokens | None, end: End | None) -> tuple[Tokens | None, Tokens | None]:
+    """The tokens of a piece, and those that wait for their text."""
+    if tokens is None or not tokens.num_past:
+        return tokens, None
+    if end is not None:
+        # Without a stop string nothing was cut off; the text of what was aborted is only not certain yet.
+        return (tokens if isinstance(end.stop, str) else tokens._replace(num_past=0)), None
+    ids, extras, num_past = tokens
+    num = max(0, len(ids) - num_past)
+    return Tokens(ids[:num], extras[:num]), Tokens(ids[num:], extras[num:], num_past)
 
 
 class Generation:

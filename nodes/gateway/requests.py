@@ -203,7 +203,7 @@ class RequestState:
                     self.log.paused(delta.position + num_known, since_s, now)
                 # Up at once, down slowly: a slow step among fast ones is still this request's pace.
                 self.pace_s = since_s if since_s > self.pace_s else 0.9 * self.pace_s + 0.1 * since_s
-        tokens = Tokens(token_ids, delta.extras[num_known:]) if self.opened.shows_tokens else None
+        tokens = Tokens(token_ids, delta.extras[num_known:], delta.num_past) if self.opened.shows_tokens else None
         cached = (self.num_cached_tokens, tokens, self.num_restored_tokens)
         return Deliver(self.opened.request_id, text, len(token_ids), since_s, first, *cached)
 

@@ -3,7 +3,14 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from nodes.gateway.openai_types import CachedTokensDetails, PromptTokensDetails, SglExt, Usage
+from nodes.gateway.answers import Answers
+from nodes.gateway.openai_types import (
+    CachedTokensDetails,
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    SglExt,
+    Usage,
+)
 from nodes.gateway.outputs import Generation, Piece
 
 
@@ -17,16 +24,17 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
 
 
-def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Usage:
+def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int, num_reasoning: int) -> Usage:
     return Usage(
         prompt_tokens=num_prompt_tokens,
         completion_tokens=num_output_tokens,
         total_tokens=num_prompt_tokens + num_output_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning),
     )
 
 
-def total_usage(generation: Generation) -> Usage:
+def total_usage(generation: Generation, answers: Answers | None) -> Usage:
     """Each prompt counted once, whatever `n` is; cached tokens are those of its first sample."""
     output, step = generation.output, generation.samples_per_prompt
     firsts = [sample.end for sample in output.samples[::step]]
@@ -34,12 +42,19 @@ def total_usage(generation: Generation) -> Usage:
         sum(generation.num_prompt_tokens[::step]),
         sum(sample.num_tokens for sample in output.samples),
         sum(end.num_cached_tokens for end in firsts if end is not None),
+        sum(_num_reasoning(generation, answers, number) for number in range(len(output.samples))),
     )
 
 
-def usage_so_far(generation: Generation, number: int) -> Usage:
-    sample = generation.output.samples[number]
-    return usage_of(generation.num_prompt_tokens[number], sample.num_tokens, sample.num_cached_tokens)
+def usage_so_far(generation: Generation, answers: Answers | None, number: int) -> Usage:
+    sample, num_reasoning = generation.output.samples[number], _num_reasoning(generation, answers, number)
+    return usage_of(generation.num_prompt_tokens[number], sample.num_tokens, sample.num_cached_tokens, num_reasoning)
+
+
+def _num_reasoning(generation: Generation, answers: Answers | None, number: int) -> int:
+    # By characters: a parser sees text, and where reasoning ends amid a token nobody could say whose it is.
+    share = 0.0 if answers is None else answers.samples[number].reasoning_share
+    return round(generation.output.samples[number].num_tokens * share)
 
 
 def cached_details(num_cached: int, num_restored: int) -> CachedTokensDetails | None:

@@ -15,7 +15,7 @@ from nodes.gateway.answering import Answering
 from nodes.gateway.errors import OPENAI_ERRORS, ApiError
 from nodes.gateway.events import End, Tokens
 from nodes.gateway.parsers.events import Event, Text
-from nodes.gateway.responses import extension_of, total_usage, usage_so_far
+from nodes.gateway.responses import extension_of, total_usage, usage_of, usage_so_far
 
 DONE = b"data: [DONE]\n\n"
 
@@ -64,7 +64,7 @@ class ChunkWriter(Writer):
     after_text: ClassVar[bytes]
 
     def __init__(self, answering: Answering) -> None:
-        head, job, self.generation, self.details, _ = answering
+        head, job, self.generation, self.details, self._answers = answering
         self.num_samples = len(self.generation.output.samples)
         self.opening = opening = b"data: " + ENCODE(head)[:-1] + b',"choices":['
         # With usage asked for every chunk has the field, mostly null.
@@ -106,10 +106,10 @@ class ChunkWriter(Writer):
         """What ends a chunk of a sample: the usage so far, where each chunk has it (`continuous_usage_stats`)."""
         if not self._counts_on:
             return self.ending
-        usage = usage_so_far(self.generation, number)
+        usage = usage_so_far(self.generation, self._answers, number)
         if is_first:
             # Tokens may have come before it is written; none of them is shown yet.
-            usage = msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
+            usage = usage_of(usage.prompt_tokens, 0, usage.prompt_tokens_details.cached_tokens, 0)
         return b',"usage":' + ENCODE(usage) + b"}\n\n"
 
     @abstractmethod
@@ -133,7 +133,9 @@ class ChunkWriter(Writer):
         more = b"" if extension is msgspec.UNSET else self.opening + b'],"sglext":' + ENCODE(extension) + self.ending
         if not self._includes_usage:
             return more + DONE
-        return more + self.opening + b'],"usage":' + ENCODE(total_usage(self.generation)) + b"}\n\n" + DONE
+        return (
+            more + self.opening + b'],"usage":' + ENCODE(total_usage(self.generation, self._answers)) + b"}\n\n" + DONE
+        )
 
     @override
     def error(self, error: ApiError) -> bytes:

@@ -91,15 +91,20 @@ class TokenDetails:
         """The tokens of a piece with what was read beside them. Raises MalformedPayload."""
         if tokens is None or self._likelihoods is None:
             return []
-        ids, extras = tokens
+        ids, extras, _ = tokens
         if len(ids) != len(extras):
             raise MalformedPayload(f"logprobs came with {len(extras)} of {len(ids)} tokens")
         read = self._likelihoods.read
         return [Drawn(token_id, *read(extra)) for token_id, extra in zip(ids, extras, strict=True)]
 
-    def logprobs_of(self, tokens: Tokens | None, finish_reason: str | None) -> list[DrawnTokenLogprob]:
-        """Of the tokens of a piece, without one that ends a message. Raises MalformedPayload."""
+    def drawn_in_text(self, tokens: Tokens | None) -> list[Drawn]:
+        """As `drawn`, without those of a stop string that ended the text. Raises MalformedPayload."""
         drawn = self.drawn(tokens)
+        return drawn if tokens is None else drawn[: len(drawn) - tokens.num_past]
+
+    def logprobs_of(self, tokens: Tokens | None, finish_reason: str | None) -> list[DrawnTokenLogprob]:
+        """Of the tokens of a piece, without what ended the message. Raises MalformedPayload."""
+        drawn = self.drawn_in_text(tokens)
         if self.ends_hidden(tokens, finish_reason):
             drawn.pop()
         return [
@@ -115,8 +120,10 @@ class TokenDetails:
         ]
 
     def ends_hidden(self, tokens: Tokens | None, finish_reason: str | None) -> bool:
-        """Whether the last token of a piece ended the text and is not part of it."""
-        return finish_reason == "stop" and tokens is not None and bool(tokens.ids) and tokens.ids[-1] in self._ends
+        """Whether the last token of a piece ended the text and is not part of it, by its id."""
+        if finish_reason != "stop" or tokens is None or tokens.num_past:
+            return False
+        return bool(tokens.ids) and tokens.ids[-1] in self._ends
 
     def name(self, token_id: int) -> str:
         """How answers call a token: its text, where bytes of an incomplete character are U+FFFD."""

@@ -37,8 +37,8 @@ def gauges(core: Parts) -> dict[str, float]:
     figures.update(
         {
             "mesh_kv_grants_open": float(core.num_live),
-            'mesh_kv_transfer_pages{state="granted"}': float(waiting),
-            'mesh_kv_transfer_pages{state="copying"}': float(copying),
+            'mesh_kv_pages_in_transfer{state="granted"}': float(waiting),
+            'mesh_kv_pages_in_transfer{state="copying"}': float(copying),
             "mesh_kv_transfer_pages_total": float(core.num_pages_pulled),
             "mesh_kv_transfer_bytes_total": float(core.num_bytes),
             "mesh_kv_transfers_total": float(core.num_transfers),
@@ -57,6 +57,6 @@ def transport_gauges(transports: Selection) -> dict[str, float]:
     for why, number in transports.refused.items():
         figures[f'mesh_kv_connections_refused_total{{why="{why}"}}'] = float(number)
     if transports.far:
-        figures["mesh_kv_fallbacks"] = float(len(transports.fallbacks))
+        figures["mesh_kv_pairs_on_fallback"] = float(len(transports.fallbacks))
         figures["mesh_kv_fallbacks_total"] = float(transports.num_fallbacks)
     return figures

@@ -27,7 +27,9 @@ class RequestsAborted(Message, frozen=True):
 
 
 class FlushCache(Message, frozen=True):
-    """Ask a scheduler to forget every cached prefix. Refused (`busy`, retryable) while it has work under way."""
+    """Ask a scheduler to forget every cached prefix. It does once nothing is under way there, for which it waits up to
+    1 s; then it refuses (`busy`, retryable).
+    """
 
 
 class CacheFlushed(Message, frozen=True):

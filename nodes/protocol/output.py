@@ -63,7 +63,8 @@ class TextDelta(HotPart, frozen=True):
     on the last delta only, whose text is then complete; `position + len(token_ids)` then counts all output tokens.
     Text sent again (after a re-open) is the same at the same offsets. The first delta after an open has the open's
     `stages`. `extras[i]` accompanies `token_ids[i]`, as in `TokenBatch`. `stop_string`, with the last delta: the stop
-    string that ended the text, if one did.
+    string that ended the text, if one did. `num_past`, of requests with stop strings: so many of the last output tokens
+    begin where the text so far ends, or later: it is held back, or was cut off with the stop string.
     """
 
     request_id: str
@@ -78,6 +79,7 @@ class TextDelta(HotPart, frozen=True):
     stages: Stages | None = None
     extras: list[bytes] = []
     stop_string: str = ""
+    num_past: int = 0
 
 
 class TextBatch(HotMessage, frozen=True):

@@ -26,6 +26,7 @@ from mesh.membership.proof import without_proof
 from mesh.membership.spec import spec_faults
 from mesh.membership.view import READY, SUPERVISOR, Bootstrap, is_of_host
 from mesh.runtime.run_directory import RunDirectory
+from mesh.runtime.telemetry import series
 from mesh.transport.base import Channel
 from mesh.wire.codec import Codec
 from mesh.wire.frames import (
@@ -202,7 +203,8 @@ class RegistryActor(Actor):
     def stats(self) -> dict[str, float]:
         counts: dict[str, float] = {}
         for member in self.core.members():
-            key = f'mesh_registry_members{{role="{member.role}"}}'
+            # Not `role`, which on the page of all actors is that of the registry.
+            key = series("mesh_registry_members", {"member_role": member.role})
             counts[key] = counts.get(key, 0.0) + 1
         return counts
 

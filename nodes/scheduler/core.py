@@ -39,7 +39,7 @@ from nodes.protocol import (
 )
 from nodes.protocol.memory import MEMORY_RELEASED
 from nodes.protocol.steps import MAX_STEPS, RowColumn
-from nodes.scheduler import asks, attempts, cache_news, disk_news, load_reports
+from nodes.scheduler import asks, attempts, cache_news, disk_news, flushes, load_reports
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.attempts import Attempts
 from nodes.scheduler.batch.batching import compose_step
@@ -70,6 +70,7 @@ from nodes.scheduler.fates import Fates
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.results import Results
 from nodes.scheduler.finish.streams import Streams
+from nodes.scheduler.flushes import Flushes
 from nodes.scheduler.handoff import decode, own_grants, prefill, restore
 from nodes.scheduler.handoff.decode import DecodeHandoffQueue, Outcome
 from nodes.scheduler.handoff.own_grants import OwnGrants
@@ -150,8 +151,8 @@ class SchedulerCore:
         self.admission = Admission(config, cache, *room, self.outbox)
         self.turnover = Turnover(self.queue, self.running, self.grants, self.admission.waits_for_prefix)
         asked = (self.queue, self.attempts, self.orders, self.restores, self.streams, self.endings)
-        told = (self.deaths, self.outbox, lambda: self.is_drained and not len(self.recovered))
-        self.handlers = RpcHandlers(config, cache, *asked, *told)
+        self.flushes = Flushes(cache, *sent, lambda: self.is_drained and not len(self.recovered), self.grants.hurry)
+        self.handlers = RpcHandlers(config, cache, *asked, self.deaths, self.outbox, self.flushes)
         self.drain = WorkerDrain(config, self.orders, self.endings, self.deadlines)
         self.disk_news = DiskNews(config, self.outbox, self.asks, lambda: self.pipeline.numerics)
         self.news = CacheNews(cache, self.outbox, self.deadlines, self.disk_news.begin)
@@ -376,6 +377,7 @@ class SchedulerCore:
         while (key := self.deadlines.pop_due(now)) is not None:
             self._on_due[key[0]](key[1], now)
         self._plan(now)
+        self.flushes.settle(now)
         self.own_grants.flush()
         self.grants.flush()
         self.restores.flush(now)
@@ -409,7 +411,8 @@ class SchedulerCore:
             cache_news.RESTATE: self.news.restate,
             RECOVERY: lambda _, __: self._release_recovered(),
             CHECK: lambda _, now: self.idle_check.on_due(now),
-            # As for the next one: every wake looks.
+            # As for the next two: every wake looks.
+            flushes.FLUSH: lambda _, __: None,
             turnover.LOOK: lambda _, __: None,
             absence.AWAY: lambda _, now: self.absence.on_due(now),
             worker_drain.DRAINED: lambda _, now: self.drain.on_due(now),

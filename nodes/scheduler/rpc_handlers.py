@@ -1,13 +1,12 @@
 """What others ask of a scheduler: take or drop attempts, send tokens again, prefill for another scheduler.
 
-Every ask is answered at once: an attempt is held long before it is computed. If an ask names several items, each is
-taken or refused by itself. Repeats are answered like the first; what is over stays over. Pure; owned by the core.
+Every ask but a flush is answered at once: an attempt is held long before it is computed. If an ask names several items,
+each is taken or refused by itself. Repeats are answered like the first; what is over stays over. Pure; owned by the
+core.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 
-from kvstore.cache.allocator import PageState
 from kvstore.cache.prefix_cache import PrefixCache
 from mesh.address import Address
 from mesh.errors import NOT_SERVED
@@ -17,7 +16,6 @@ from nodes.protocol import (
     AttemptRefused,
     AttemptsCancelled,
     AttemptsSubmitted,
-    CacheFlushed,
     CancelAttempts,
     CancelPrefill,
     FatesFound,
@@ -34,13 +32,13 @@ from nodes.protocol import (
     SubmitAttempts,
 )
 from nodes.protocol.attempts import OVER_SHARE, UNSUPPORTED_ASK
-from nodes.protocol.control import BUSY
 from nodes.request import MAX_ASK_BYTES, MAX_ASKS, VECTOR_KINDS, VECTORS, AttemptRef, RequestSpec, Sampling
 from nodes.scheduler.attempts import Attempts, Standing
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Asked, Outbox, Refuse, Reply
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.streams import Streams
+from nodes.scheduler.flushes import Flushes
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.handoff.restore import RestoreQueue
 from nodes.scheduler.queue.policy import WaitingQueue
@@ -67,7 +65,7 @@ class RpcHandlers:
         endings: Endings,
         deaths: WorkerDeaths,
         outbox: Outbox,
-        is_idle: Callable[[], bool],
+        flushes: Flushes,
     ) -> None:
         self._config = config
         self._cache = cache
@@ -79,7 +77,7 @@ class RpcHandlers:
         self._endings = endings
         self._deaths = deaths
         self._outbox = outbox
-        self._is_idle = is_idle
+        self._flushes = flushes
         self._num_rows = 0
         self.is_draining = False
         self.is_worker_drained = False
@@ -109,7 +107,7 @@ class RpcHandlers:
                 fates = self._restores.fates.find(event.message.request_ids)
                 self._outbox.add(Reply(event.call, FatesFound(fates=fates)))
             case FlushCache():
-                self._on_flush(event)
+                self._flushes.ask(event.call, now)
             case _:
                 kind = type(event.message).__name__
                 self._outbox.add(Refuse(event.call, NOT_SERVED, f"a scheduler does not answer {kind}"))
@@ -234,14 +232,6 @@ class RpcHandlers:
             # Even if it is not known: its submission may arrive after this.
             self._attempts.remember(ref.request_id, ref.attempt)
         self._outbox.add(Reply(event.call, AttemptsCancelled(attempts=message.attempts)))
-
-    def _on_flush(self, event: Asked) -> None:
-        if not self._is_idle():
-            self._outbox.add(Refuse(event.call, BUSY, "requests are under way here", retryable=True))
-            return
-        num_pages = self._cache.num_pages_in(PageState.CACHED)
-        self._cache.reset()
-        self._outbox.add(Reply(event.call, CacheFlushed(num_pages=num_pages)))
 
     def _on_orders(self, event: Asked, message: OrderPrefills, now: float) -> None:
         accepted: list[str] = []

@@ -92,6 +92,7 @@ class Sequence:
         "finish_reason",
         "gateway",
         "grant_s",
+        "is_looked_up",
         "is_open",
         "is_private",
         "is_vector",
@@ -166,6 +167,8 @@ class Sequence:
         self.num_paid = 0
         # When it last made room for another client, and how many tokens it has to have before it does so again.
         self.put_back_at, self.keeps_until = NEVER, 0
+        # Whether the cache has counted a look for it, here or in an earlier attempt.
+        self.is_looked_up = False
         # -1 until known: what the first start of the attempt found in a cache, here or at the prefill scheduler.
         self.num_cached_tokens = -1
         # What the disk has of it; until when the answer to that is waited for; how often it was asked for; tokens that
@@ -210,6 +213,7 @@ class Sequence:
         num_prompt = len(submit.prompt_ids)
         self = cls(row_id, [*submit.prompt_ids, *submit.output_ids], num_prompt, submit.spec, now)
         self.request_id, self.attempt, self.gateway = submit.request_id, submit.attempt, gateway
+        self.is_looked_up = submit.attempt > 0
         self.prefill, stop = submit.prefill, submit.spec.stop
         eos = () if stop.ignore_eos else eos_token_ids
         self.stop_ids = frozenset([*eos, *stop.stop_token_ids])
@@ -238,6 +242,7 @@ class Sequence:
         )
         self = cls(row_id, order.token_ids, order.num_prompt_tokens, spec, now)
         self.request_id, self.attempt = order.request_id, order.attempt
+        self.is_looked_up = order.attempt > 0
         self.order_id = order.grant_id
         self.num_deaths, self.cleared_at = max(0, order.deaths), order.cleared_at
         return self

@@ -75,8 +75,8 @@ async def test_a_lease_ends_without_renewal(a, b, mesh):
     await mesh.kill(b)
     await until(lambda: "b#1" not in states(a), 10)
     assert mesh.registry.actor.stats() == {
-        'mesh_registry_members{role="recorder"}': 1.0,
-        'mesh_registry_members{role="registry"}': 1.0,
+        'mesh_registry_members{member_role="recorder"}': 1.0,
+        'mesh_registry_members{member_role="registry"}': 1.0,
     }
 
 

@@ -128,7 +128,7 @@ def test_kv_says_what_is_on_disk_and_why_pages_were_computed(host):
         restored += runs.get("restored", 0)
     assert restored > 0, "nothing was read in six times"
     assert figure(host, "mesh_scheduler_restored_pages_total") == restored
-    assert f'vllm:external_prefix_cache_hits_total{{model_name="tiny"}} {16 * restored}.0' in host.metrics()
+    assert figure(host, "vllm:external_prefix_cache_hits_total") == 16 * restored
     stats = look("stats")
     assert stats["readers"][0]["num_restored"] == restored
     assert f"{restored:,}" in host.meshctl("kv", "stats").stdout

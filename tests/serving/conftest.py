@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cli.chaos.held import samples
 from mesh.testing.ports import free_port
 from tests.process.conftest import wait_until
 
@@ -95,12 +96,7 @@ class RunningMesh:
 
     def metrics(self) -> dict[str, float]:
         """Every sample of `/metrics`, by its name with labels."""
-        samples: dict[str, float] = {}
-        for line in self.get("/metrics").decode().splitlines():
-            if line and not line.startswith("#"):
-                name, _, value = line.rpartition(" ")
-                samples[name] = float(value)
-        return samples
+        return samples(self.get("/metrics").decode())
 
 
 @contextmanager

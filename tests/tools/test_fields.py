@@ -24,7 +24,7 @@ READ_OTHERWISE = {
     "Classified.num_classes": HTTP,
     "PromptLogprob.decoded_token": HTTP,
     "InputTokensDetails.cache_write_tokens": HTTP,
-    "OutputTokensDetails.reasoning_tokens": HTTP,
+    "CompletionTokensDetails.reasoning_tokens": HTTP,
     "ResponseUsage.input_tokens": HTTP,
     "ResponseUsage.input_tokens_details": HTTP,
     "ResponseUsage.output_tokens_details": HTTP,

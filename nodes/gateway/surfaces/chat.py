@@ -62,7 +62,7 @@ class ChatSurface(Surface):
             model=head.model,
             system_fingerprint=head.system_fingerprint,
             choices=choices,
-            usage=total_usage(answering.generation),
+            usage=total_usage(answering.generation, answering.answers),
             sglext=extension_of(answering.generation) if answering.job.tokens.cached else UNSET,
             # All samples have one prompt.
             prompt_token_ids=details.prompt_ids_of(0),
@@ -146,7 +146,7 @@ class _ChatChunks(ChunkWriter):
         held = self._held.pop(number, None)
         if held is None or tokens is None:
             return held or tokens
-        return Tokens(held.ids + tokens.ids, held.extras + tokens.extras)
+        return Tokens(held.ids + tokens.ids, held.extras + tokens.extras, tokens.num_past)
 
     @override
     def logprobs(self, number: int, tokens: Tokens | None, finish_reason: str | None) -> msgspec.Struct | None:

@@ -20,8 +20,8 @@ from nodes.gateway.validation import Job, Validator
 
 
 class TextSurface(Surface):
-    """Answers continue prompts. Logprobs are of all tokens, also of the one that ends the text, which evaluation
-    harnesses cut off unseen.
+    """Answers continue prompts. Logprobs are of all tokens but those of a stop string, also of the one that ends the
+    text, which evaluation harnesses cut off unseen.
     """
 
     path: ClassVar[str] = "/v1/completions"
@@ -58,7 +58,7 @@ class TextSurface(Surface):
             model=head.model,
             system_fingerprint=head.system_fingerprint,
             choices=choices,
-            usage=total_usage(answering.generation),
+            usage=total_usage(answering.generation, answering.answers),
             sglext=extension_of(answering.generation) if answering.job.tokens.cached else UNSET,
         )
 
@@ -141,7 +141,7 @@ def _top(token_id: int, logprob: float, likely: Sequence[tuple[int, float]], det
 
 
 def _logprobs(tokens: Tokens | None, offsets: TextOffsets, details: TokenDetails) -> TextLogprobs:
-    drawn = details.drawn(tokens)
+    drawn = details.drawn_in_text(tokens)
     return TextLogprobs(
         text_offset=[offsets.next(details.data_of(one.token_id)) for one in drawn],
         token_logprobs=[one.logprob for one in drawn],

@@ -208,6 +208,10 @@ class DecodeHandoffQueue:
         """A peer is back: asks to it that failed are repeated without a pause."""
         self._cancels.retry_now(peer)
 
+    def hurry(self) -> None:
+        """Cancels that wait for others leave now: somebody asks what is held."""
+        self._cancels.hurry()
+
     def on_expired(self, grant_id: str, now: float) -> Outcome:
         return self._fail(self._handoffs[grant_id], "deadline_exceeded", now)
 

@@ -18,6 +18,7 @@ Pure; owned by the core.
 
 from collections.abc import Callable
 
+from kvstore.cache.block_table import BlockTable
 from kvstore.cache.prefix_cache import PrefixCache, PrefixMatch
 from kvstore.cache.rebuild import RecoveredSequences
 from nodes.scheduler.batch.growth import GrowthEstimate
@@ -195,8 +196,7 @@ class Admission:
 
     def _restore(self, sequence: Sequence, offer: Offer, now: float) -> bool:
         """Lend pages for what the disk has; False if locking the cached prefix left too few, or less is cached now."""
-        kv = self._cache.start(sequence.reusable_ids, sequence.spec.extra_key)
-        sequence.hold(kv)
+        kv = self._start(sequence, None)
         end = offer.first + len(offer.slots)
         lent = kv.export(end * self._config.page_size) if len(kv.pages) == offer.first else None
         if lent is None:
@@ -206,14 +206,25 @@ class Admission:
         self._restores.open(sequence, lent, offer, now)
         return True
 
+    def _start(self, sequence: Sequence, match: PrefixMatch | None) -> BlockTable:
+        """Hold what is cached of it. Counted is a request's first look alone, as vLLM does.
+
+        Later ones find what it has computed itself before it was preempted or its worker died, or what came from disk.
+        """
+        is_first, sequence.is_looked_up = not sequence.is_looked_up, True
+        kv = self._cache.start(sequence.reusable_ids, sequence.spec.extra_key, match=match, is_counted=is_first)
+        sequence.hold(kv)
+        return kv
+
     def _enter(self, sequence: Sequence, match: PrefixMatch, is_elsewhere: bool, now: float) -> bool:
         """Take pages, of which `match` are cached; False if locking these left too few."""
-        reusable_ids, extra_key = sequence.reusable_ids, sequence.spec.extra_key
-        kv = self._recovered.claim(reusable_ids, extra_key) if len(self._recovered) else None
+        kv = None
+        if len(self._recovered):
+            kv = self._recovered.claim(sequence.reusable_ids, sequence.spec.extra_key)
         if kv is None:
-            # What came from the disk is no hit of this cache, and what was looked up before that is counted already.
-            kv = self._cache.start(reusable_ids, extra_key, match=match, is_counted=not sequence.num_restored)
-        sequence.hold(kv)
+            kv = self._start(sequence, match)
+        else:
+            sequence.hold(kv)
         lent, num_computed = None, kv.num_tokens
         if is_elsewhere:
             lent = kv.export(sequence.num_tokens)

@@ -129,6 +129,19 @@ def test_what_is_patient_waits_for_company_and_no_longer_than_it_may(book: Book)
     assert book.deadlines.next() is None, "nothing is left to be asked"
 
 
+def test_in_a_hurry_all_that_is_patient_leaves_and_what_rests_does_not(book: Book) -> None:
+    book.add("a", patient_until=1.0)
+    book.add("c", "q", patient_until=1.0)
+    book.add("z", "rests")
+    assert book.asked() == [("rests", ["z"])]
+    book.retrier.failed("z", 0.0)
+    book.retrier.hurry()
+    assert book.asked(0.1) == [("p", ["a"]), ("q", ["c"])]
+    assert book.asked(1.5) == [("rests", ["z"])]
+    book.retrier.hurry()
+    assert book.asked() == []
+
+
 def test_what_is_patient_waits_as_long_as_what_failed_before(book: Book) -> None:
     book.add("a")
     book.add("b", patient_until=2.1)

@@ -19,6 +19,7 @@ from nodes.gateway.observer import HttpObserver
 from nodes.gateway.page.feed import MeshFeed
 from nodes.gateway.scrape import Scraper
 from nodes.gateway.surfaces.vectors.routes import is_served
+from tests.nodes.gateway.exposition import what_is_invalid
 
 
 @pytest.fixture
@@ -197,6 +198,7 @@ def test_metrics_show_the_whole_mesh(client: httpx.Client) -> None:
     completion(client, surprise=1)
     page = client.get("/metrics")
     assert page.headers["content-type"].startswith("text/plain")
+    assert what_is_invalid(page.text) == []
     samples = {
         (sample.name, sample.labels.get("actor")): sample.value
         for family in text_string_to_metric_families(page.text)
@@ -205,8 +207,8 @@ def test_metrics_show_the_whole_mesh(client: httpx.Client) -> None:
     assert {actor for name, actor in samples if name == "mesh_actor_up"} == {"registry", "tok0", "d0", "w0", "t0", "g0"}
     assert samples[("vllm:num_requests_running", None)] == 0
     assert samples[("vllm:kv_cache_usage_perc", None)] == 0.25
-    assert samples[("vllm:generation_tokens_total", None)] > 0
-    assert samples[("vllm:time_to_first_token_seconds_count", None)] > 0
+    assert samples[("vllm:generation_tokens_total", "g0")] > 0
+    assert samples[("vllm:time_to_first_token_seconds_count", "g0")] > 0
     assert samples[("mesh_scheduler_pages", "d0")] == 7
     assert samples[("mesh_http_unknown_fields_total", "g0")] > 0
     assert samples[("mesh_gateway_calls_inflight", "g0")] == 0

@@ -1,8 +1,12 @@
 """The page of `/metrics`, read back by prometheus-client's own parser."""
 
-from typing import Any
+import math
+from random import Random
 
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_page
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from mesh.address import Endpoint
@@ -10,19 +14,18 @@ from mesh.membership.view import Member
 from mesh.runtime.telemetry import Metrics, series
 from mesh.wire.frames import Histogram, StatsReply
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.metrics import help_of, merge_histograms, parse_series, render
+from nodes.gateway.metrics import MeshCollector, help_of, parse_series, render
 from nodes.gateway.page.shown import mesh_shown
 from nodes.stats import ActorStats, hosts_of, silent_hosts
+from tests.nodes.gateway.exposition import only_rising, what_is_invalid
 
 
 def samples(actors: list[ActorStats]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     page = render(actors, "tiny").decode()
-    families = list(text_string_to_metric_families(page))
-    names = [family.name for family in families]
-    assert len(names) == len(set(names)), "each family once"
+    assert what_is_invalid(page) == []
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in families
+        for family in text_string_to_metric_families(page)
         for sample in family.samples
     }
 
@@ -89,7 +92,66 @@ def test_what_a_supervisor_counts_is_about_the_actor_that_it_names_and_nobody_el
     )
     name, reason = "mesh_supervisor_deaths_total", ("reason", "SIGSEGV")
     assert found[(name, (("actor", "w0"), reason, ("role", "worker")))] == 1
-    assert found[(name, (("actor", "impostor"), reason, ("role", "custom")))] == 1
+    exported = (("exported_actor", "w0"), ("exported_role", "worker"))
+    assert found[(name, (("actor", "impostor"), *exported, reason, ("role", "custom")))] == 1
+
+
+_NAMES = (
+    "mesh_x", "mesh_x_total", "mesh_x_bucket", "mesh_x_count", "mesh_x_total_total", "_total", "mesh_x_created",
+    "mesh_actor_up", "vllm:num_requests_running", "mesh_uptime_seconds", "mesh_preemptions_total",
+)  # fmt: skip
+_LABEL_NAMES = ("actor", "role", "host", "le", "a", "exported_role", "__name__")
+
+
+def said_by_anybody(random: Random) -> StatsReply:
+    def some_series() -> str:
+        labels = {random.choice(_LABEL_NAMES): random.choice(("", "0.1", "x")) for _ in range(random.randrange(3))}
+        return series(random.choice(_NAMES), labels)
+
+    def some_values() -> dict[str, float]:
+        values = (0.0, -1.5, 2.0, 1e300, math.nan, math.inf)
+        return {some_series(): random.choice(values) for _ in range(random.randrange(6))}
+
+    def histogram() -> Histogram:
+        bounds = [random.choice((0.1, 1.0, 1e300, math.inf, math.nan)) for _ in range(random.randrange(3))]
+        counts = [random.randrange(-1, 5) for _ in range(random.choice((len(bounds) + 1, 0, 2)))]
+        return Histogram(bounds=bounds, counts=counts, total=random.choice((0.0, 1.5, math.nan)))
+
+    histograms = {some_series(): histogram() for _ in range(random.randrange(6))}
+    return StatsReply(counters=some_values(), gauges=some_values(), histograms=histograms)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_whatever_actors_say_the_page_is_one_that_prometheus_takes(seed: int) -> None:
+    random = Random(seed)
+    roles = random.choices(("custom", "worker", "supervisor"), k=random.randrange(4))
+    said = [(role, random.choice((None, said_by_anybody(random)))) for role in roles]
+    own = StatsReply(counters={"mesh_preemptions_total": 2.0}, gauges={"mesh_uptime_seconds": 3.0})
+    actors = [ActorStats(f"a{number}", role, 1, stats) for number, (role, stats) in enumerate(said)]
+    found = samples([*actors, ActorStats("s", "scheduler", 1, own)])
+    registry = CollectorRegistry()
+    registry.register(MeshCollector(actors, "tiny"))
+    assert list(openmetrics_families(openmetrics_page(registry).decode()))
+    if not any(role == "worker" or role == "supervisor" for role, _ in said):
+        labels = (("actor", "s"), ("role", "scheduler"))
+        assert found[("mesh_preemptions_total", labels)] == 2.0, "no custom actor takes its place"
+        assert found[("mesh_uptime_seconds", labels)] == 3.0
+    for actor in actors:
+        if actor.stats is not None and actor.role != "supervisor":
+            num_shown = sum(dict(labels).get("actor") == actor.actor_id for _, labels in found)
+            num_said = sum(map(len, (actor.stats.counters, actor.stats.gauges, actor.stats.histograms)))
+            (refused,) = [
+                value for (name, labels), value in found.items()
+                if name == "mesh_actor_series_refused" and ("actor", actor.actor_id) in labels
+            ]  # fmt: skip
+            assert num_shown >= num_said - refused, "nothing is left out in silence"
+
+
+def test_a_label_of_the_page_s_own_is_kept_under_another_name() -> None:
+    stats = StatsReply(counters={}, gauges={f'mesh_x{{role="{role}"}}': 1.0 for role in ("a", "b")})
+    found = samples([ActorStats("registry", "registry", 1, stats)])
+    own = (("actor", "registry"), ("role", "registry"))
+    assert [found[("mesh_x", (own[0], ("exported_role", role), own[1]))] for role in ("a", "b")] == [1, 1]
 
 
 def test_names_that_dashboards_know() -> None:
@@ -111,23 +173,40 @@ def test_names_that_dashboards_know() -> None:
         ActorStats("d3", "scheduler", 1, stages.snapshot()),
     ]
     found = samples(actors)
-    expected = {
-        "vllm:request_queue_time_seconds_sum": 3.0,
-        "vllm:request_prefill_time_seconds_count": 1,
+    whole = {
         "vllm:num_requests_running": 5,
         "vllm:num_requests_waiting": 3,
         "vllm:kv_cache_usage_perc": 0.4,
-        "vllm:prefix_cache_queries_total": 50,
-        "vllm:prefix_cache_hits_total": 0,
-        "vllm:external_prefix_cache_queries_total": 64,
-        "vllm:external_prefix_cache_hits_total": 48,
-        "vllm:num_preemptions_total": 4,
-        "vllm:prompt_tokens_total": 20,
-        "vllm:generation_tokens_total": 40,
-        "vllm:time_to_first_token_seconds_count": 2,
-        "vllm:time_to_first_token_seconds_sum": 0.4,
     }
-    assert {name: found[(name, MODEL)] for name in expected} == pytest.approx(expected)
+    assert {name: found[(name, MODEL)] for name in whole} == pytest.approx(whole)
+    by_actor = {
+        ("vllm:request_queue_time_seconds_sum", "d3"): 3.0,
+        ("vllm:request_prefill_time_seconds_count", "d3"): 1,
+        ("vllm:prefix_cache_queries_total", "d1"): 50,
+        ("vllm:external_prefix_cache_queries_total", "d4"): 64,
+        ("vllm:external_prefix_cache_hits_total", "d4"): 48,
+        ("vllm:num_preemptions_total", "d2"): 4,
+        ("vllm:prompt_tokens_total", "g0"): 10,
+        ("vllm:prompt_tokens_total", "g1"): 10,
+        ("vllm:generation_tokens_total", "g0"): 20,
+        ("vllm:time_to_first_token_seconds_count", "g1"): 1,
+        ("vllm:time_to_first_token_seconds_sum", "g0"): 0.2,
+    }
+    told = {(name, dict(labels).get("actor")): value for (name, labels), value in found.items()}
+    assert {key: told[key] for key in by_actor} == pytest.approx(by_actor)
+    assert ("vllm:prefix_cache_queries_total", "d0") not in told
+
+
+def test_no_counter_falls_because_an_actor_is_silent() -> None:
+    busy, other = Metrics(), Metrics()
+    busy.count("mesh_prompt_tokens_total", 1000)
+    other.count("mesh_prompt_tokens_total", 10)
+    before = render(
+        [ActorStats("g0", "gateway", 1, busy.snapshot()), ActorStats("g1", "gateway", 1, other.snapshot())], "m"
+    )
+    after = render([ActorStats("g0", "gateway", 1, None), ActorStats("g1", "gateway", 1, other.snapshot())], "m")
+    now = only_rising(after.decode())
+    assert all(now.get(key, value) >= value for key, value in only_rising(before.decode()).items())
 
 
 def test_an_empty_mesh_has_a_page() -> None:
@@ -144,13 +223,6 @@ def test_series_are_read_as_they_are_written(labels: dict[str, str]) -> None:
 @pytest.mark.parametrize("text", ["", "9x", "a b", "a{", 'a{b="c"', "a{b=c}", 'a{="c"}', 'a{b="c"} '])
 def test_what_is_no_series(text: str) -> None:
     assert parse_series(text) is None
-
-
-def test_histograms_of_other_bounds_are_left_out() -> None:
-    one: Any = Histogram(bounds=[1.0], counts=[1, 2], total=3.0)
-    other = Histogram(bounds=[2.0], counts=[5, 5], total=5.0)
-    assert merge_histograms([]) is None
-    assert merge_histograms([one, other, one]) == Histogram(bounds=[1.0], counts=[2, 4], total=6.0)
 
 
 def test_series_of_no_form_are_left_out_of_histograms() -> None:

@@ -174,12 +174,12 @@ def test_usage_counts_each_prompt_once() -> None:
     made = generation(2, 2)
     for number in range(4):
         made.output.deliver(number, "x", 1 + number, number)
-        assert usage_so_far(made, number).prompt_tokens_details.cached_tokens == number
+        assert usage_so_far(made, None, number).prompt_tokens_details.cached_tokens == number
         made.output.end(number, end(cached=number))
-    usage = total_usage(made)
+    usage = total_usage(made, None)
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (21, 10, 31)
     assert usage.prompt_tokens_details.cached_tokens == 0 + 2
-    so_far = usage_so_far(made, 3)
+    so_far = usage_so_far(made, None, 3)
     assert (so_far.prompt_tokens, so_far.completion_tokens) == (11, 4)
     assert so_far.prompt_tokens_details.cached_tokens == 3
 

@@ -158,7 +158,7 @@ def test_a_pool_is_handed_over_once_no_copy_writes_it_any_more(copying: AgentCor
 
 def test_a_transfer_between_own_pools(copying: AgentCore) -> None:
     core = copying
-    assert core.gauges()['mesh_kv_transfer_pages{state="copying"}'] == 2
+    assert core.gauges()['mesh_kv_pages_in_transfer{state="copying"}'] == 2
     done = PagesPulled(grant_id="g1", num_pages=2, complete=True)
     assert core.handle(CopyDone("g1", CopyEnded(1), 4096), 1.0) == [Tell("D", done)]
     assert core.num_live == 0

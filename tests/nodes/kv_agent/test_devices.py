@@ -106,9 +106,9 @@ async def test_a_fallback_is_announced_counted_and_withdrawn(world: World) -> No
     assert attributes["transports"] == ["cuda_ipc", "nccl", "tcp"]
     assert attributes["fallbacks"]["agent-1"].startswith("tcp instead of nccl: no pair with agent-1")
     figures = near.stats()
-    assert (figures["mesh_kv_fallbacks"], figures["mesh_kv_fallbacks_total"]) == (1.0, 1.0)
+    assert (figures["mesh_kv_pairs_on_fallback"], figures["mesh_kv_fallbacks_total"]) == (1.0, 1.0)
     world.network.crash(Address("agent-1", 1))
-    await until(lambda: not near.stats()["mesh_kv_fallbacks"], 30.0)
+    await until(lambda: not near.stats()["mesh_kv_pairs_on_fallback"], 30.0)
     assert (await announced())["fallbacks"] == {}
 
 

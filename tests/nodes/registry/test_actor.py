@@ -159,7 +159,7 @@ async def test_the_run_directory_is_told(mesh, tmp_path):
     directory = RunDirectory(tmp_path)
     registry = await mesh.start(RegistryActor(directory), "registry", epoch=7)
     assert directory.bootstrap().lookup() == (Address("registry", 7), registry.describe().endpoint)
-    assert registry.actor.stats() == {'mesh_registry_members{role="registry"}': 1.0}
+    assert registry.actor.stats() == {'mesh_registry_members{member_role="registry"}': 1.0}
 
 
 @pytest.mark.parametrize("damage", [b"{", b"", None, b'{"actor_id":"registry","epoch":6,"control":"c","data":"d"}'])

@@ -4,7 +4,6 @@ from array import array
 
 import pytest
 
-from kvstore.cache.allocator import PageState
 from kvstore.hashing import pack_tokens
 from kvstore.protocol import CacheCleared, CacheEvents, PagesStored
 from mesh.address import Address
@@ -13,10 +12,8 @@ from nodes.protocol import (
     Adopt,
     Adopted,
     AttemptFailed,
-    CacheFlushed,
     CancelPrefill,
     FindFates,
-    FlushCache,
     Load,
     OrderPrefills,
     PrefillOrder,
@@ -28,7 +25,6 @@ from nodes.protocol import (
     SubmitAttempts,
     TokenBatch,
 )
-from nodes.protocol.control import BUSY
 from nodes.protocol.steps import RowColumn
 from nodes.request import VECTORS, AttemptRef, RequestSpec, Sampling, StopRules
 from nodes.scheduler.cache_news import GATHER_S, RESTATE_PAUSE_S
@@ -346,6 +342,7 @@ def test_preempted_requests_are_computed_again_and_lose_nothing() -> None:
     assert core.running.num_preemptions > 0
     assert core.admission.num_recomputed_tokens > 0
     assert all(request.num_cached_tokens == 0 for request in world.requests.values()), "usage is the first start's"
+    assert (core.cache.num_query_tokens, core.cache.num_hit_tokens) == (4 * 20, 0), "so is what the cache counts"
     assert core.growth.new_token_ratio != 0.1
 
 
@@ -861,30 +858,6 @@ def test_what_became_of_prompts_is_told_by_who_prefills_and_by_who_decodes(pair:
     pair.settle()
     assert fates("d", again.request_id) == [(False, "", [("cached", 0, pages)])]
     assert fates("p", again.request_id) == fates("p", "another") == []
-
-
-def test_a_flush_forgets_every_prefix_and_waits_for_nothing_under_way(world: World) -> None:
-    world.submit(prompt(9), "m", max_tokens=4)
-    world.flush("w-m")
-    refused = world.cores["m"].handle(Asked(Address("g", 1), FlushCache(), 5), world.now)
-    assert refused == [Refuse(5, BUSY, "requests are under way here", retryable=True)]
-    world.settle()
-    core = world.cores["m"]
-    cached = core.cache.num_pages_in(PageState.CACHED)
-    assert cached >= 2
-    world.published.clear()
-    for number in (cached, 0):
-        replies = core.handle(Asked(Address("g", 1), FlushCache(), 5), world.now)
-        assert replies == [Reply(5, CacheFlushed(num_pages=number))]
-        world.event("m", Wake())
-        world.advance(world.now + GATHER_S)
-    assert core.cache.num_pages_in(PageState.FREE) == core.cache.num_pages
-    told = [event for _, topic, message in world.published if topic == "kv_events" for event in message.events]
-    assert told == [CacheCleared(group="m")] * 2, "tokenizers route by what is cached"
-    again = world.submit(prompt(9), "m", max_tokens=4)
-    world.settle()
-    assert again.finish
-    assert world.cores["m"].cache.num_pages_in(PageState.CACHED) == cached
 
 
 def test_what_waits_is_load_too(world: World) -> None:

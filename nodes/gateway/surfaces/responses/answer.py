@@ -4,7 +4,7 @@ from typing import Any, Final, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from nodes.gateway.openai_types import DrawnTokenLogprob
+from nodes.gateway.openai_types import CompletionTokensDetails, DrawnTokenLogprob
 
 RESPONSE_ID_PREFIX: Final = "resp_"
 
@@ -77,19 +77,13 @@ class InputTokensDetails(Struct, frozen=True, kw_only=True):
     cache_write_tokens: int = 0
 
 
-class OutputTokensDetails(Struct, frozen=True, kw_only=True):
-    """How many tokens were reasoning, as far as its share of the text's characters tells."""
-
-    reasoning_tokens: int
-
-
 class ResponseUsage(Struct, frozen=True, kw_only=True):
     """Token counts, from the gateway's record of the call."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: CompletionTokensDetails
     total_tokens: int
 
 

@@ -45,8 +45,6 @@ class Output:
         self, response_id: str, tools: ToolTable, call_id: CallId, emit: Emit, *, seals_reasoning: bool = False
     ) -> None:
         self.items: list[Item] = []
-        self.num_reasoning_chars = 0
-        self.num_chars = 0
         self._response_id = response_id
         self._tools = tools
         self._call_id = call_id
@@ -76,13 +74,11 @@ class Output:
         """More of a message, with its tokens; the event of it is left to the caller, who says it best."""
         if not self.writes_text:
             self._begin_text(OutputMessage(id=self._next_id("message")), {"type": "output_text", "text": ""})
-        self.num_chars += len(text)
         self._texts.append(text)
         self._logprobs += logprobs
 
     def take(self, event: Event) -> None:
         """Anything but `Text`."""
-        self.num_chars += len(event.source)
         match event:
             case Reasoning(text):
                 self._reasoning(text)
@@ -108,7 +104,6 @@ class Output:
         return self.items
 
     def _reasoning(self, text: str) -> None:
-        self.num_reasoning_chars += len(text)
         if not isinstance(self._open, ReasoningItem):
             self._begin_text(ReasoningItem(id=self._next_id("reasoning")), {"type": "reasoning_text", "text": ""})
         self._texts.append(text)

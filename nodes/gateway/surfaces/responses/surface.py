@@ -134,7 +134,7 @@ class ResponseStream(Writer):
         if reason is None:
             return data
         data += self._writer.close(reason)
-        usage = total_usage(self._answering.generation)
+        usage = total_usage(self._answering.generation, self._answering.answers)
         self.response = self._writer.ended(reason, usage, int(time.time()))
         return data
 

@@ -18,7 +18,6 @@ from nodes.gateway.sse import ENCODE
 from nodes.gateway.surfaces.responses.answer import (
     IncompleteDetails,
     InputTokensDetails,
-    OutputTokensDetails,
     Response,
     ResponseError,
     ResponseUsage,
@@ -88,7 +87,7 @@ class ResponseWriter:
             # OpenAI's clients know no reason for one that was aborted.
             incomplete_details=IncompleteDetails() if finish_reason == "length" else None,
             output=self._output.items,
-            usage=_usage(usage, self._output),
+            usage=_usage(usage),
         )
 
     def end(self, response: Response) -> bytes:
@@ -144,13 +143,11 @@ def _item_status(finish_reason: str) -> Any:
     return "incomplete" if finish_reason in ("length", ABORT) else "completed"
 
 
-def _usage(usage: Usage, output: Output) -> ResponseUsage:
-    # By characters: a parser sees text, and where reasoning ends amid a token nobody could say whose it is.
-    share = output.num_reasoning_chars / max(1, output.num_chars)
+def _usage(usage: Usage) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=round(usage.completion_tokens * share)),
+        output_tokens_details=usage.completion_tokens_details,
         total_tokens=usage.total_tokens,
     )

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from openai.types.responses import Response as OpenAIResponse
 
 from nodes.gateway.errors import BadRequest, Internal, TooManyRequests
-from nodes.gateway.openai_types import DrawnTokenLogprob, PromptTokensDetails, TokenLogprob, Usage
+from nodes.gateway.openai_types import DrawnTokenLogprob, TokenLogprob
 from nodes.gateway.parsers.events import END, CallArguments, CallBegin, CallEnd, Event, Mark, Reasoning, Text
+from nodes.gateway.responses import usage_of
 from nodes.gateway.sse import ENCODE
 from nodes.gateway.surfaces.responses.echo import first_response
 from nodes.gateway.surfaces.responses.translation import read, translate
@@ -19,9 +20,7 @@ from nodes.gateway.surfaces.responses.writer import Found, ResponseWriter
 from nodes.request import Sampling
 from tests.nodes.gateway.surfaces.openai_events import events_of
 
-USAGE = Usage(
-    prompt_tokens=10, completion_tokens=8, total_tokens=18, prompt_tokens_details=PromptTokensDetails(cached_tokens=4)
-)
+USAGE = usage_of(10, 8, 4, 2)
 TOOLS = [
     {"type": "function", "name": "get", "parameters": {"type": "object", "properties": {}}, "strict": True},
     {"type": "custom", "name": "patch", "description": "Edits.", "format": {"type": "text"}},
