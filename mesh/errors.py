@@ -3,6 +3,7 @@
     MeshError
     ├── BadSetting            bad_setting            an environment variable has a value that cannot be used
     ├── BindError             cannot_bind            an address could not be listened on
+    ├── LimitReached          limit_reached          a limit that the system sets to this process leaves no room
     ├── FrameRefused          bad_header, …          a frame from a peer that is malformed or not acceptable here
     ├── Superseded            superseded             the registry knows a later incarnation of this actor
     ├── WrongMesh             wrong_mesh             the registry that was found belongs to another mesh
@@ -124,6 +125,10 @@ class BadSetting(MeshError, code="bad_setting"):
 
 class BindError(MeshError, code="cannot_bind"):
     """An address could not be listened on."""
+
+
+class LimitReached(MeshError, code="limit_reached"):
+    """A limit of the system (`mesh/runtime/process_limits.py`) leaves no room; the message has its name and value."""
 
 
 class FrameRefused(MeshError):

@@ -9,7 +9,6 @@ Called by `meshctl run ROLE`, by the processes that the supervisor spawns or for
 import asyncio
 import gc
 import os
-import resource
 import signal
 import sys
 import time
@@ -25,6 +24,7 @@ from mesh.address import Address, Endpoint
 from mesh.options import SystemOptions
 from mesh.runtime.interruption import Interruption
 from mesh.runtime.plain_structlog import structlog
+from mesh.runtime.process_limits import raise_limits
 from mesh.runtime.run_directory import RunDirectory
 from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.runtime.trace_ring import TRACE, map_ring
@@ -34,8 +34,6 @@ from mesh.transport.zeromq_binding import ZeroMQOptions
 
 _STOP_TIMEOUT_S: Final = 5.0
 """A lease: by then the mesh has given this actor up anyway. Longer than a gateway's own end, 2 s (`STOP_S`)."""
-_MAX_FILES: Final = 65_536
-"""Twice what 4,096 peers take at 8 descriptors each; the other half is left for clients' connections (16,384)."""
 _COLLECT_EVERY: Final = 10_000
 """Objects more than at the last collection; Python's own 700 are less than two requests have alive at a gateway. Calls
 and messages leave no cycles (`tests/nodes/gateway/test_http.py`), so that collections free nothing, and took 6 % of a
@@ -78,7 +76,7 @@ def run_actor(
     log = LogSettings.from_environment(os.environ)
     setup_log(level=log.level, json=not sys.stderr.isatty() if log.json is None else log.json)
     run_directory.create()
-    _allow_many_files()
+    raise_limits()
     gc.set_threshold(_COLLECT_EVERY)
     host = run_directory.host()
     listen = listen or ZeroMQOptions.of_host(run_directory)
@@ -185,14 +183,6 @@ class _Process:
         loop.remove_reader(fd)
         self._log.warning("the supervisor is gone")
         self._asked_to_stop.set()
-
-
-def _allow_many_files() -> None:
-    """Raise the descriptor limit: a linked peer takes eight, and a shell's soft limit is often 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:

@@ -22,6 +22,12 @@ class KeptActor(msgspec.Struct):
     last_lines: LastLines | None = None
     is_released: bool = False
 
+    def why_unready(self) -> str:
+        """In words: its state, and the last reason that it gave, or the supervisor had, for not being ready."""
+        said = self.last_lines.last_reason() if self.last_lines is not None else ""
+        why = ", ".join(filter(None, (self.watch.progress, said or self.watch.reason)))
+        return f"{self.launch.actor_id} is {self.watch.state}{f' ({why})' if why else ''}"
+
     def status(self, member: Member | None, now: float) -> ActorStatus:
         watch, process = self.watch, self.process
         there = member if process is not None and member is not None and member.epoch == watch.epoch else None

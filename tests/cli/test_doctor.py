@@ -35,7 +35,7 @@ WELL = Facts(
     is_running=False,
     fault=None,
     memory=SharedMemory("/dev/shm", 4 * GIB, 8 * GIB, True, GIB),
-    limits=Limits(65_536, 8192, is_on_device=False),
+    limits=limits(),
     kernels=Kernels("x86_64", True, {"avx512": "", "avx2": ""}),
     clock=Clock(NOW, 0.0001, "tsc", int(NOW) - 5),
     ports=[Port("gateway", "127.0.0.1:8000")],
