@@ -145,7 +145,7 @@ def shortfalls(needed: Iterable[Need], limits: Limits) -> list[Shortfall]:
 def require(needed: Iterable[Need], limits: Limits) -> None:
     """Raise LimitTooLow for the first limit that is too low."""
     for limit, found, do in shortfalls(needed, limits):
-        raise LimitTooLow(f"the limit of {limit.name} is too low", why=found, do=do)
+        raise LimitTooLow(f"a limit of the system is too low: {limit.name}", why=found, do=do)
 
 
 def num_connections(limits: Limits, num_peers: int) -> int | None:

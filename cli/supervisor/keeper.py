@@ -5,6 +5,7 @@ Runs on the event loop of the `meshctl up` process, in its main thread.
 
 import asyncio
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, assert_never
@@ -234,15 +235,20 @@ class ProcessKeeper:
             case MeshReady():
                 self._listeners.ready()
             case StartOverdue(unready):
-                self._feed(Stop(self._why_unready(unready), is_failure=True))
+                self._feed(Stop("the start takes too long", failure=self._why_unready(unready)))
+                # Nothing more is forked, and a zygote that hangs would hold the end up for as long again.
+                self._starter.close()
             case MeshStopped(failure):
                 self._listeners.stopped(self._failure_code if failure else ExitCode.OK, failure)
             case _:
                 assert_never(command)
 
     def _why_unready(self, unready: Sequence[str]) -> str:
-        """Why the start is over: each actor that is not ready, with the last reason that it gave."""
-        said = [self._actors[actor_id].why_unready() for actor_id in unready] or [self._listeners.unserved()]
+        """Why the start is over: who is not ready, with the last reasons that were given."""
+        who: defaultdict[str, list[str]] = defaultdict(list)
+        for actor_id in unready:
+            who[self._actors[actor_id].why_unready()].append(actor_id)
+        said = [f"{', '.join(actor_ids)}: {why}" for why, actor_ids in who.items()] or [self._listeners.unserved()]
         timeout_s = self.core.policy.start_timeout_s
         return self._with_limit(f"not ready within start_timeout_s ({timeout_s:g} s): {'; '.join(said)}")
 

@@ -9,6 +9,7 @@ from cli.supervisor.mesh_directory import ProcessRecord
 from mesh.address import Endpoint
 from mesh.membership.view import READY, RELEASED, Member
 from mesh.supervision.core import Watch
+from mesh.supervision.events import SPAWNING
 
 _NOWHERE = Endpoint("", "")
 
@@ -24,9 +25,11 @@ class KeptActor(msgspec.Struct):
 
     def why_unready(self) -> str:
         """In words: its state, and the last reason that it gave, or the supervisor had, for not being ready."""
+        watch = self.watch
         said = self.last_lines.last_reason() if self.last_lines is not None else ""
-        why = ", ".join(filter(None, (self.watch.progress, said or self.watch.reason)))
-        return f"{self.launch.actor_id} is {self.watch.state}{f' ({why})' if why else ''}"
+        if not said and watch.state == SPAWNING and self.launch.start == "fork":
+            said = "the zygote, which it is forked from, is not ready"
+        return ", ".join(filter(None, (watch.state, watch.progress, said, watch.reason)))
 
     def status(self, member: Member | None, now: float) -> ActorStatus:
         watch, process = self.watch, self.process

@@ -92,7 +92,7 @@ _WORDS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "File too large": (FILE_SIZE,),
     "SIGXFSZ": (FILE_SIZE,),
     "SIGXCPU": (CPU_TIME,),
-    # Of fork, Python's threads, ZeroMQ's (which aborts the process), and OpenMP's.
+    # Of fork and ZeroMQ, which aborts the process; of Python; of OpenMP.
     "Resource temporarily unavailable": _THREADS,
     "can't start new thread": _THREADS,
     "Thread creation failed": _THREADS,
@@ -101,6 +101,7 @@ _WORDS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "bad_alloc": _MEMORY,
     "failed to map segment": _MEMORY,
     "can't allocate memory": _MEMORY,
+    "memory allocation of": _MEMORY,
     # Stacks overflow, and libraries that get no memory use what they did not get, or abort.
     "SIGSEGV": (STACK, *_MEMORY),
     "SIGABRT": _MEMORY,

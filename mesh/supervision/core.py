@@ -150,8 +150,7 @@ class Supervisor:
             case Served():
                 self._start_deadline = None
             case Stop():
-                if event.is_failure:
-                    self._failure = self._failure or event.reason
+                self._failure = self._failure or event.failure
                 self._stop(event.reason, event.force, now)
             case Restart():
                 self._restart(event)

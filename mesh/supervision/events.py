@@ -132,12 +132,12 @@ class Served:
 class Stop:
     """Drain everything, tier by tier; with `force`, in this Stop or a later one, kill instead.
 
-    `is_failure`: because the start has failed, for this reason.
+    `failure`: why the start has failed, if it is for that.
     """
 
     reason: str
     force: bool = False
-    is_failure: bool = False
+    failure: str = ""
 
 
 @dataclass(frozen=True)
