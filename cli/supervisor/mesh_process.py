@@ -40,6 +40,7 @@ from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQTransport
 from mesh.transport.zeromq_binding import ZeroMQOptions
+from nodes.engine.startup import AllReady
 from nodes.numerics import kernels_note, quantization_note
 
 _PROBE_INTERVAL_S: Final = 0.05
@@ -247,6 +248,7 @@ class _MeshProcess:
             # Which sees for itself when it is served.
             limits, note = self._topology.limits, self._notes()
             self._tell_ready("mesh_ready", f"{self._directory.mesh} is ready\n{limits}\n{note}")
+            self._owner.tell(AllReady())
             return
         if not self._topology.has_gateway:
             # The gateway's host says what is served. Hosts may start in any order, so this one does not wait for it.

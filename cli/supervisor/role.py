@@ -28,6 +28,7 @@ from mesh.errors import (
     CoreFailed,
     DrainFailed,
     LimitReached,
+    NotReadyInTime,
     Superseded,
     WrongMesh,
 )
@@ -51,6 +52,7 @@ _Failure = (
     | WrongMesh
     | BindError
     | LimitReached
+    | NotReadyInTime
     | BadApiKeys
     | PoolDenied
     | PoolExhaustedMemory
@@ -67,6 +69,7 @@ _REMEDIES: Final = {
     ExitCode.NO_MEMORY: "make room, or give it a smaller configuration",
     ExitCode.LIMIT_TOO_LOW: "raise it, then start again",
     ExitCode.FAILED: "start it again",
+    ExitCode.NOT_READY: "start what it waits for, then start it again",
 }
 
 NO_FD: Final = -1
@@ -76,6 +79,7 @@ class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
     """One incarnation to run. `supervisor_fd` is a pipe that ends when the supervisor does; -1 without a supervisor.
 
     `secret` is that supervisor's; `proof` is what it gives to an actor that is started by hand beside it.
+    `start_timeout_s`: as of `run_actor`; a supervisor has times of its own.
     """
 
     mesh: str
@@ -85,6 +89,7 @@ class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     supervisor_fd: int = NO_FD
     drain_timeout_s: float = 30.0
+    start_timeout_s: float | None = None
     secret: HostSecret | None = None
     proof: bytes = b""
 
@@ -108,6 +113,7 @@ def run_role(run: RoleRun) -> int:
             listen=ZeroMQOptions.of_host(directory.run, config.port) if isinstance(config, RegistryConfig) else None,
             options=SystemOptions(secret=run.secret, proof=run.proof),
             drain_timeout_s=run.drain_timeout_s,
+            start_timeout_s=run.start_timeout_s,
         )
         return ExitCode.TIMED_OUT if was_forced else ExitCode.OK
     except CliError as error:
@@ -150,6 +156,8 @@ def exit_code_of(error: StartFailure) -> ExitCode:
             return ExitCode.CANNOT_BIND
         case PoolExhaustedMemory() | DeviceMemoryShort():
             return ExitCode.NO_MEMORY
+        case NotReadyInTime():
+            return ExitCode.NOT_READY
         case LimitReached():
             return ExitCode.LIMIT_TOO_LOW
         case GroupNotFormed() | Superseded():

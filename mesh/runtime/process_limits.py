@@ -83,6 +83,13 @@ _NEARLY: Final = 32
 """A limit that others share counts as reached if so little is left: what failed has ended meanwhile, an actor's threads
 included."""
 
+_CAP_SYS_ADMIN: Final = 21
+"""linux/capability.h, both."""
+_CAP_SYS_RESOURCE: Final = 24
+_CGROUP: Final = Path("/proc/self/cgroup")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+"""The hierarchy of version 2; of version 1 each controller has a folder there."""
+
 _THREADS: Final = (TASKS, PROCESSES, ADDRESS_SPACE, DATA)
 _MEMORY: Final = (ADDRESS_SPACE, DATA)
 _WORDS: Final[Mapping[str, tuple[Limit, ...]]] = {
@@ -237,11 +244,6 @@ def _is_exempt() -> bool:
     return os.getuid() == 0 or bool(capabilities & (1 << _CAP_SYS_ADMIN | 1 << _CAP_SYS_RESOURCE))
 
 
-_CAP_SYS_ADMIN: Final = 21
-"""linux/capability.h, both."""
-_CAP_SYS_RESOURCE: Final = 24
-
-
 def _tasks_of_user() -> int:
     """Processes and threads of this user that can be seen here; a user may have more in other pid namespaces."""
     num, uid = 0, os.getuid()
@@ -265,13 +267,13 @@ def _tasks_of_user() -> int:
 def _tasks_of_group() -> tuple[int, int] | None:
     """The limit of the control group that has least left, and what is used of it; None without any."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = _CGROUP.read_text().splitlines()
     except OSError:
         return None
     found: list[tuple[int, int]] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        root = Path("/sys/fs/cgroup/pids") if controllers == "pids" else Path("/sys/fs/cgroup")
+        root = _CGROUPS / controllers
         if controllers not in ("", "pids"):
             continue
         group = root / path.lstrip("/")

@@ -53,7 +53,12 @@ class Kept:
         self.zygote, self.children = zygote, Mock()
         self.record = Mock(ctx=Mock(now=loop.time, later=loop.call_later))
         self.listeners = Listeners(
-            dead=Mock(), drained=Mock(), ready=Mock(), stopped=Mock(), member=Mock(), unserved=Mock(return_value="empty")
+            dead=Mock(),
+            drained=Mock(),
+            ready=Mock(),
+            stopped=Mock(),
+            member=Mock(),
+            unserved=Mock(return_value="empty"),
         )
         secret = HostSecret.draw("m", "", ["gateway-0"], ())
         self.keeper = ProcessKeeper(topology, directory, self.children, self.record, self.listeners, 0, secret)
