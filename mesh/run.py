@@ -9,6 +9,7 @@ Called by `meshctl run ROLE`, by the processes that the supervisor spawns or for
 import asyncio
 import gc
 import os
+import resource
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ from mesh.actor import Actor
 from mesh.address import Address, Endpoint
 from mesh.errors import NotReadyInTime
 from mesh.membership.view import STARTING
-from mesh.options import SystemOptions
+from mesh.options import SystemOptions, peers_that_fit
 from mesh.runtime.interruption import Interruption
 from mesh.runtime.plain_structlog import structlog
 from mesh.runtime.process_limits import raise_limits
@@ -64,7 +65,8 @@ def run_actor(
         supervisor: where heartbeats go besides the registry.
         supervisor_fd: read end of a pipe whose write end only the supervisor holds.
         listen: where to listen; by default as `host.json` in the run directory says.
-        options: for its system; `supervisor`, `mesh`, `spec`, `usage`, `vet_host` and an empty `host` are filled in.
+        options: for its system; `supervisor`, `mesh`, `spec`, `usage`, `vet_host` and an empty `host` are filled in,
+            and `max_peers` is as many as there are descriptors for.
         drain_timeout_s: how long a drain may take before the actor is stopped regardless.
         start_timeout_s: how long its start may take without progress; None: any time, for one whose supervisor knows.
 
@@ -90,6 +92,7 @@ def run_actor(
     filled = replace(
         given, supervisor=supervisor, usage=Interruption().usage, mesh=run_directory.mesh, vet_host=listen.vet_host,
         host=given.host or run_directory.host_name(), spec=host.spec if host is not None else {},
+        max_peers=min(given.max_peers, peers_that_fit(resource.getrlimit(resource.RLIMIT_NOFILE)[0])),
     )  # fmt: skip
     process = _Process(actor, address, listen, drain_timeout_s, start_timeout_s)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

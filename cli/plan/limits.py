@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from cli.errors import LimitTooLow
 from cli.plan.settings import Settings
+from mesh.options import OWN_FILES, PEER_FILES
 from mesh.runtime.process_limits import (
     ADDRESS_SPACE,
     DATA,
@@ -28,11 +29,6 @@ from nodes.gateway.acceptor import RESERVED_FILES
 
 _MIB: Final = 1 << 20
 
-_OWN_FILES: Final = 64
-"""An actor at rest without peers has 34: logs, bound sockets, ZeroMQ's own, the event loop's. 16 must be free for a
-dial to be tried (`mesh/transport/zeromq.py`), and the rest is for files that are read."""
-_PEER_FILES: Final = 10
-"""Eight for a peer that is dialed: two sockets, with those by which ZeroMQ wakes itself; two for one that dials."""
 _FILES_BESIDE: Final = {
     # With one connection at least, or it would refuse everybody.
     roles.GATEWAY: RESERVED_FILES + 1,
@@ -96,7 +92,7 @@ class Load(NamedTuple):
 
 
 LEAST: Final = (
-    Need(FILES, _OWN_FILES + 2 * _PEER_FILES, "that is what the smallest actor takes"),
+    Need(FILES, OWN_FILES + 2 * PEER_FILES, "that is what the smallest actor takes"),
     Need(PROCESSES, _OWN_TASKS, "a supervisor alone has so many"),
     Need(TASKS, _OWN_TASKS, "a supervisor alone has so many"),
     Need(ADDRESS_SPACE, _ADDRESS_BYTES[False], "the smallest actor maps so much"),
@@ -151,14 +147,14 @@ def require(needed: Iterable[Need], limits: Limits) -> None:
 def num_connections(limits: Limits, num_peers: int) -> int | None:
     """How many clients a gateway can hold beside `num_peers` actors; None for any number."""
     left = limits.left(FILES)
-    return None if left is None else max(0, left - _OWN_FILES - _PEER_FILES * num_peers - RESERVED_FILES)
+    return None if left is None else max(0, left - OWN_FILES - PEER_FILES * num_peers - RESERVED_FILES)
 
 
 def _files_of(role: str, load: Load) -> int:
     # All others may dial it and be dialed, the supervisor too, but not itself.
     linked = len(load.actors) + load.num_elsewhere
     pools = _FILES_OF_A_POOL * len(load.pools) if role == roles.KV_AGENT else 0
-    return _OWN_FILES + _PEER_FILES * linked + _FILES_BESIDE.get(role, 0) + pools
+    return OWN_FILES + PEER_FILES * linked + _FILES_BESIDE.get(role, 0) + pools
 
 
 def _num_tasks(load: Load) -> int:
