@@ -10,6 +10,7 @@
       BadModel             the model cannot be served
       CannotBind           an address cannot be listened on
       NoMemory             the KV pools do not fit
+      LimitTooLow          a limit of the system leaves no room
       StartFailed          an actor did not become ready
         HostTaken          another machine is in the mesh under this host's name
       TimedOut             it took longer than allowed
@@ -23,6 +24,7 @@ Each has its exit code (`cli/exit_codes.py`).
 from typing import ClassVar
 
 from cli.exit_codes import ExitCode
+from mesh.runtime.process_limits import limit_met
 
 
 class CliError(Exception):
@@ -80,6 +82,18 @@ class CannotBind(CliError, exit_code=ExitCode.CANNOT_BIND, code="cannot_bind"):
 
 class NoMemory(CliError, exit_code=ExitCode.NO_MEMORY, code="no_memory"):
     """The KV pools do not fit."""
+
+
+class LimitTooLow(CliError, exit_code=ExitCode.LIMIT_TOO_LOW, code="limit_too_low"):
+    """A limit that the system sets to processes (`mesh/runtime/process_limits.py`) is too low."""
+
+
+def limit_too_low(what: str, error: BaseException) -> LimitTooLow | None:
+    """An error as one about a limit, if that is what led to it. One of ours is told as it is, unless something did."""
+    cause = error.__cause__ if isinstance(error, CliError) else error
+    if isinstance(error, LimitTooLow) or cause is None or (met := limit_met(cause)) is None:
+        return None
+    return LimitTooLow(what, why=met.message, do="raise it, then start again")
 
 
 class StartFailed(CliError, exit_code=ExitCode.NOT_READY, code="not_ready"):

@@ -27,9 +27,15 @@ class ExitCode(enum.IntEnum):
     """An actor did not become ready."""
     TIMED_OUT = 10
     """It took longer than allowed."""
+    LIMIT_TOO_LOW = 11
+    """A limit of the system is too low; the message names it, its value and what is needed."""
     INTERRUPTED = 130
     """Ctrl-C before it was done."""
 
 
-FATAL_EXITS = frozenset({ExitCode.BAD_CONFIG, ExitCode.BAD_MODEL, ExitCode.CANNOT_BIND, ExitCode.NO_MEMORY})
+FATAL_EXITS = frozenset(
+    {
+        ExitCode.BAD_CONFIG, ExitCode.BAD_MODEL, ExitCode.CANNOT_BIND, ExitCode.NO_MEMORY, ExitCode.LIMIT_TOO_LOW,
+    }
+)  # fmt: skip
 """With these an actor says that starting it again as it is cannot help."""

@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 
 from cli.arguments import bench, config, control, keys, kv, look
 from cli.arguments.options import HELP_NAMES, ChatTemplateOption, FileOption, PoolingOption, example
-from cli.errors import CliError, WrongUsage
+from cli.errors import CliError, WrongUsage, limit_too_low
 from cli.exit_codes import ExitCode
 
 _NO_SETTINGS: Final = ("file", "join", "detach", "dry_run")
@@ -270,6 +270,11 @@ def main() -> None:
         # The reader has enough; Python would complain once more when it closes stdout.
         sys.stderr.close()
         sys.exit(ExitCode.FAILED)
+    except Exception as error:
+        if (told := limit_too_low("meshctl cannot do this", error)) is None:
+            raise
+        sys.stderr.write(f"{told}\n")
+        sys.exit(told.exit_code)
 
 
 def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -3,7 +3,9 @@
     MeshError
     ├── BadSetting            bad_setting            an environment variable has a value that cannot be used
     ├── BindError             cannot_bind            an address could not be listened on
+    ├── LimitReached          limit_reached          a limit that the system sets to this process leaves no room
     ├── FrameRefused          bad_header, …          a frame from a peer that is malformed or not acceptable here
+    ├── NotReadyInTime        not_ready_in_time      this actor did not become ready in the time that it was given
     ├── Superseded            superseded             the registry knows a later incarnation of this actor
     ├── WrongMesh             wrong_mesh             the registry that was found belongs to another mesh
     │   └── WrongSpec         wrong_spec             this host's model, layout or the like differs from the mesh's
@@ -126,6 +128,10 @@ class BindError(MeshError, code="cannot_bind"):
     """An address could not be listened on."""
 
 
+class LimitReached(MeshError, code="limit_reached"):
+    """A limit of the system (`mesh/runtime/process_limits.py`) leaves no room; the message has its name and value."""
+
+
 class FrameRefused(MeshError):
     """A frame that is malformed, not meant for this incarnation, or otherwise not acceptable; `code` is one of
     `REFUSAL_CODES`.
@@ -135,6 +141,10 @@ class FrameRefused(MeshError):
         super().__init__(message or code.replace("_", " "))
         self.code = code
         self.known_epoch = known_epoch
+
+
+class NotReadyInTime(MeshError, code="not_ready_in_time"):
+    """This actor was not ready, or no member of its mesh, in the time that it was given, and made no progress."""
 
 
 class Superseded(MeshError, code=SUPERSEDED):

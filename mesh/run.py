@@ -22,9 +22,12 @@ import uvloop
 
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint
-from mesh.options import SystemOptions
+from mesh.errors import NotReadyInTime
+from mesh.membership.view import STARTING
+from mesh.options import SystemOptions, peers_that_fit
 from mesh.runtime.interruption import Interruption
 from mesh.runtime.plain_structlog import structlog
+from mesh.runtime.process_limits import raise_limits
 from mesh.runtime.run_directory import RunDirectory
 from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.runtime.trace_ring import TRACE, map_ring
@@ -34,8 +37,6 @@ from mesh.transport.zeromq_binding import ZeroMQOptions
 
 _STOP_TIMEOUT_S: Final = 5.0
 """A lease: by then the mesh has given this actor up anyway. Longer than a gateway's own end, 2 s (`STOP_S`)."""
-_MAX_FILES: Final = 65_536
-"""Twice what 4,096 peers take at 8 descriptors each; the other half is left for clients' connections (16,384)."""
 _COLLECT_EVERY: Final = 10_000
 """Objects more than at the last collection; Python's own 700 are less than two requests have alive at a gateway. Calls
 and messages leave no cycles (`tests/nodes/gateway/test_http.py`), so that collections free nothing, and took 6 % of a
@@ -53,6 +54,7 @@ def run_actor(
     listen: ZeroMQOptions | None = None,
     options: SystemOptions | None = None,
     drain_timeout_s: float = 30.0,
+    start_timeout_s: float | None = None,
 ) -> int:
     """Run until told to stop; returns the process's exit code, 0 unless the stop was forced.
 
@@ -63,8 +65,10 @@ def run_actor(
         supervisor: where heartbeats go besides the registry.
         supervisor_fd: read end of a pipe whose write end only the supervisor holds.
         listen: where to listen; by default as `host.json` in the run directory says.
-        options: for its system; `supervisor`, `mesh`, `spec`, `usage`, `vet_host` and an empty `host` are filled in.
+        options: for its system; `supervisor`, `mesh`, `spec`, `usage`, `vet_host` and an empty `host` are filled in,
+            and `max_peers` is as many as there are descriptors for.
         drain_timeout_s: how long a drain may take before the actor is stopped regardless.
+        start_timeout_s: how long its start may take without progress; None: any time, for one whose supervisor knows.
 
     Raises:
         BadSetting: an environment variable for the log has an invalid value.
@@ -72,13 +76,15 @@ def run_actor(
         CoreFailed: a core of the actor raised.
         DrainFailed: its `drain` raised; it has been stopped.
         ActorFailed: it said itself that it cannot go on.
+        LimitReached: a limit of the system leaves no room for it.
+        NotReadyInTime: it was not ready, or no member, within `start_timeout_s`.
         Superseded: a later incarnation of the actor is known; this one's resources have been released.
         WrongMesh: the registry that was found belongs to another mesh, or (WrongSpec) to one with another spec.
     """
     log = LogSettings.from_environment(os.environ)
     setup_log(level=log.level, json=not sys.stderr.isatty() if log.json is None else log.json)
     run_directory.create()
-    _allow_many_files()
+    raise_limits()
     gc.set_threshold(_COLLECT_EVERY)
     host = run_directory.host()
     listen = listen or ZeroMQOptions.of_host(run_directory)
@@ -86,8 +92,9 @@ def run_actor(
     filled = replace(
         given, supervisor=supervisor, usage=Interruption().usage, mesh=run_directory.mesh, vet_host=listen.vet_host,
         host=given.host or run_directory.host_name(), spec=host.spec if host is not None else {},
+        max_peers=min(given.max_peers, peers_that_fit(resource.getrlimit(resource.RLIMIT_NOFILE)[0])),
     )  # fmt: skip
-    process = _Process(actor, address, listen, drain_timeout_s)
+    process = _Process(actor, address, listen, drain_timeout_s, start_timeout_s)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(process.run(run_directory, filled, supervisor_fd))
 
@@ -100,14 +107,23 @@ def unsupervised(actor_id: str) -> Address:
 class _Process:
     """The life of one actor process."""
 
-    def __init__(self, actor: Actor, address: Address, listen: ZeroMQOptions, drain_timeout_s: float) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        address: Address,
+        listen: ZeroMQOptions,
+        drain_timeout_s: float,
+        start_timeout_s: float | None = None,
+    ) -> None:
         self._actor = actor
         self._address = address
         self._listen = listen
         self._drain_timeout_s = drain_timeout_s
+        self._start_timeout_s = start_timeout_s
         self._asked_to_drain = asyncio.Event()
         self._asked_to_stop = asyncio.Event()
         self._has_started = False
+        self._is_member = not actor.joins
         self._was_forced = False
         self._log: structlog.stdlib.BoundLogger = structlog.get_logger(actor=address.actor_id, epoch=address.epoch)
 
@@ -121,6 +137,8 @@ class _Process:
         options = replace(options, trace=map_ring(run_directory.path / TRACE, self._address, loop.time))
         transport = ZeroMQTransport(self._listen)
         system = ActorSystem(self._actor, self._address, transport, run_directory.bootstrap(options.secret), options)
+        if self._start_timeout_s is not None:
+            loop.call_later(self._start_timeout_s, self._look_at_start, system, self._start_timeout_s, "")
         life = asyncio.ensure_future(self._live(system))
         stop = asyncio.ensure_future(self._asked_to_stop.wait())
         try:
@@ -152,6 +170,7 @@ class _Process:
         if self._actor.joins:
             await _first_of(system.joined(), self._asked_to_drain.wait(), system.shutdown_asked())
         if not self._asked_to_drain.is_set():
+            self._is_member = True
             where = system.describe().endpoint
             self._log.info("joined", role=self._actor.role, control=where.control, data=where.data, pid=os.getpid())
             await _first_of(system.shutdown_asked(), self._asked_to_drain.wait())
@@ -163,6 +182,17 @@ class _Process:
         except TimeoutError:
             self._was_forced = True
             self._log.warning("drain timed out", after_s=self._drain_timeout_s)
+
+    def _look_at_start(self, system: ActorSystem, timeout_s: float, progress_before: str) -> None:
+        """End the actor if its start is not over and has come no further since the last look."""
+        if self._is_member and system.describe().state != STARTING:
+            return
+        if (progress := self._actor.progress()) not in ("", progress_before):
+            asyncio.get_running_loop().call_later(timeout_s, self._look_at_start, system, timeout_s, progress)
+            return
+        why = self._actor.ctx.join_trouble or "see what its log says that it waits for"
+        reason = f"{self._address} was not ready within {timeout_s:g} s: {why}"
+        self._actor.ctx.end(NotReadyInTime.code, NotReadyInTime(reason))
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._asked_to_drain.is_set():
@@ -185,14 +215,6 @@ class _Process:
         loop.remove_reader(fd)
         self._log.warning("the supervisor is gone")
         self._asked_to_stop.set()
-
-
-def _allow_many_files() -> None:
-    """Raise the descriptor limit: a linked peer takes eight, and a shell's soft limit is often 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:

@@ -52,6 +52,7 @@ def _run(parsed: argparse.Namespace, directory: MeshDirectory) -> int:
             config=config,
             supervisor_fd=parsed.supervisor_fd,
             drain_timeout_s=parsed.drain_timeout,
+            start_timeout_s=parsed.start_timeout if parsed.supervisor_fd == NO_FD else None,
             secret=secret,
             proof=proof,
         )
@@ -110,6 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--supervisor-fd", type=int, default=NO_FD, help="pipe that closes when the supervisor ends")
     parser.add_argument("--secret-fd", type=int, default=NO_FD, help="pipe with the supervisor's secret")
     parser.add_argument("--drain-timeout", type=float, default=30.0, help="seconds to finish work after SIGTERM")
+    parser.add_argument(
+        "--start-timeout", type=float, default=120.0, help="seconds to become ready, without new progress"
+    )
     return parser
 
 

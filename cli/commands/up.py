@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import resource
 import shlex
 import signal
 import socket
@@ -19,6 +18,7 @@ from cli.exit_codes import ExitCode
 from cli.plan.api_keys import given_keys, settle_api_keys, take_given_keys
 from cli.plan.disk import look_at_disk
 from cli.plan.keys import settle_keys
+from cli.plan.limits import LEAST, require
 from cli.plan.model import names_hub, plan_model
 from cli.plan.settings import API_KEYS_VARIABLE, Settings, foreign_variables, load_settings
 from cli.plan.topology import Machine, Topology, plan_topology
@@ -27,6 +27,7 @@ from cli.supervisor.mesh_directory import MeshDirectory
 from cli.supervisor.processes import leave_terminal, on_signals
 from cli.supervisor.progress import READY_MARK, Progress
 from mesh.membership.view import SUPERVISOR
+from mesh.runtime.process_limits import raise_limits, read_limits
 
 
 def up(file: Path | None, options: dict[str, Any], *, join: str | None, detach: bool, dry_run: bool) -> ExitCode:
@@ -92,10 +93,12 @@ def tell_notes(topology: Topology) -> None:
         sys.stderr.write(f"note: {note}\n")
 
 
-def plan(settings: Settings, progress: Progress, *, fetches: bool) -> Topology:
+def plan(settings: Settings, progress: Progress, *, fetches: bool, checks_limits: bool = True) -> Topology:
     """The topology on this machine; with `fetches` a model of the hub is fetched if it is not there.
 
-    Raises BadConfig (including BadKeys), BadModel, NoMemory.
+    `checks_limits` False leaves limits that are too low for it to whoever reports them all.
+
+    Raises BadConfig (including BadKeys), BadModel, NoMemory, LimitTooLow.
     """
     # Actors may run in another directory, and `down` certainly does.
     try:
@@ -111,8 +114,12 @@ def plan(settings: Settings, progress: Progress, *, fetches: bool) -> Topology:
     settings = settle_api_keys(settle_keys(settings, os.environ), os.environ)
     # The model comes last: it may take an hour, and what else is wrong is said before.
     machine = _look_at_machine(settings)
+    if checks_limits:
+        require(LEAST, machine.limits)
     model = plan_model(settings, progress, fetches=fetches)
     topology = plan_topology(model.settings, model.spec, model.argument, machine, model.origin)
+    if checks_limits:
+        require(topology.needs, machine.limits)
     return msgspec.structs.replace(topology, notes=[*model.notes, *topology.notes])
 
 
@@ -123,6 +130,8 @@ def _no_pools(directory: str, error: OSError) -> BadConfig:
 
 
 def _look_at_machine(settings: Settings) -> Machine:
+    # As every actor does.
+    raise_limits()
     directory = settings.kv.directory
     try:
         status = os.statvfs(directory)
@@ -132,14 +141,12 @@ def _look_at_machine(settings: Settings) -> Machine:
         raise _no_pools(directory, error) from error
     disk = look_at_disk(settings.kv.disk.directory) if settings.kv.disk.directory else None
     devices = ask_devices(settings.device, os.environ)
-    # Actors raise their soft limit to the hard one.
-    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return Machine(
         num_cores=len(os.sched_getaffinity(0)),
         pool_free_bytes=status.f_bavail * status.f_frsize,
         uid=os.getuid(),
         devices=devices,
-        max_files=None if max_files == resource.RLIM_INFINITY else max_files,
+        limits=read_limits(),
         disk=disk,
     )
 

@@ -7,6 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from cli.doctor.versions import satisfies
+from cli.plan.limits import Shortfall
+from mesh.runtime.process_limits import (
+    ADDRESS_SPACE,
+    CPU_TIME,
+    DATA,
+    FILE_SIZE,
+    FILES,
+    LOCKED,
+    MAX_FILES,
+    PROCESSES,
+    STACK,
+    TASKS,
+    Limits,
+)
 from nodes.amounts import amount
 from nodes.worker.ops.native.sources import BUILDS
 
@@ -15,10 +29,6 @@ WARN: Final = "warn"
 FAIL: Final = "fail"
 State = Literal["ok", "warn", "fail"]
 
-WANTED_FILES: Final = 65_536
-"""What an actor raises its limit to (`mesh/run.py`): 4,096 peers at eight descriptors each, and as many for clients."""
-_LEAST_FILES: Final = 1024
-"""A shell's usual soft limit. With less, a mesh of a dozen actors and some hundred clients runs out."""
 _FULL_SHARE: Final = 0.8
 """As in `cli/plan/pools.py`: the rest is for other segments, as a write there that does not fit is a SIGBUS."""
 _EARLIEST: Final = 1_767_225_600.0
@@ -29,6 +39,8 @@ _MAX_DRIFT_S: Final = 0.02
 """In the 0.05 s of a look. An NTP daemon slews a clock by 0.05 % at most; a step is much more."""
 _FAST_CLOCKS: Final = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "xen")
 """Clock sources that are read without a system call, in some 25 ns; the others take a microsecond or more."""
+_SHOWN: Final = (FILES, PROCESSES, TASKS, STACK, FILE_SIZE)
+"""Limits that are often there and name a number that one may want to know."""
 _MODE_OF_OTHERS: Final = 0o077
 _WRITABLE_BY_OTHERS: Final = 0o022
 
@@ -61,11 +73,11 @@ class SharedMemory(NamedTuple):
     pool_bytes: int | None
 
 
-class Limits(NamedTuple):
-    """Hard limits of this process, None without one. `is_on_device`: pools lie on a device."""
+class ProcessLimits(NamedTuple):
+    """`values` are in force, `shortfalls` those too low for a mesh here. `is_on_device`: pools lie on a device."""
 
-    files: int | None
-    locked_bytes: int | None
+    values: Limits
+    shortfalls: Sequence[Shortfall]
     is_on_device: bool
 
 
@@ -123,7 +135,7 @@ class Facts(NamedTuple):
     is_running: bool
     fault: Fault | None
     memory: SharedMemory | None
-    limits: Limits
+    limits: ProcessLimits
     kernels: Kernels
     clock: Clock
     ports: Sequence[Port]
@@ -174,20 +186,26 @@ def _memory(facts: Facts) -> list[Finding]:
     return [Finding(name, OK, found)]
 
 
-def _limits(limits: Limits, memory: SharedMemory | None) -> list[Finding]:
-    files, name = limits.files, "open files"
-    do = f"ulimit -Hn {WANTED_FILES} (systemd: LimitNOFILE, docker: --ulimit nofile={WANTED_FILES})"
-    if files is None or files >= WANTED_FILES:
-        found = [Finding(name, OK, "no limit" if files is None else f"{files:,} at most")]
-    else:
-        state = FAIL if files < _LEAST_FILES else WARN
-        few = f"{files:,} at most, where a peer takes eight and each client one: connections are refused beyond it"
-        found = [Finding(name, state, few, do)]
-    locked, needed = limits.locked_bytes, memory.pool_bytes or 0 if memory is not None else 0
+def _limits(limits: ProcessLimits, memory: SharedMemory | None) -> list[Finding]:
+    values, short = limits.values.values, {one.limit: one for one in limits.shortfalls}
+    found = [Finding(limit.name, FAIL, one.found, one.do) for limit, one in short.items()]
+    files = values.get(FILES)
+    if FILES not in short and files is not None and files < MAX_FILES:
+        few = f"{files:,} at most, where a peer takes ten and each client one: connections are refused beyond it"
+        found.append(Finding(FILES.name, WARN, few, f"raise it to {MAX_FILES}: {FILES.do}"))
+    locked, needed = values.get(LOCKED), memory.pool_bytes or 0 if memory is not None else 0
     if limits.is_on_device and locked is not None and locked < max(needed, 1):
-        do = "ulimit -l unlimited (systemd: LimitMEMLOCK, docker: --ulimit memlock=-1), if pages are moved by RDMA"
-        found.append(Finding("locked memory", WARN, f"{amount(locked)} at most: RDMA cannot register KV pools", do))
-    return found
+        do = f"raise it if pages are moved by RDMA: {LOCKED.do}"
+        found.append(Finding(LOCKED.name, WARN, f"{amount(locked)} at most: RDMA cannot register KV pools", do))
+    if CPU_TIME in values:
+        text = f"{values[CPU_TIME]:,} at most, after which the kernel kills an actor, whatever it does"
+        found.append(Finding(CPU_TIME.name, WARN, text, CPU_TIME.do))
+    for limit in (ADDRESS_SPACE, DATA):
+        if limit in values and limit not in short:
+            text = f"{amount(values[limit])} at most: enough to start, but weights and libraries may need more"
+            found.append(Finding(limit.name, WARN, text, limit.do))
+    shown = [f"{limit.name} {limit.amount(value)}" for limit, value in values.items() if limit in _SHOWN]
+    return found or [Finding("limits", OK, f"enough for a mesh here: {'; '.join(shown) or 'there are none'}")]
 
 
 def _kernels(kernels: Kernels) -> list[Finding]:

@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,15 +12,18 @@ from typing import Final
 
 from cli.commands.up import check_port, plan
 from cli.doctor import checks
-from cli.doctor.checks import Clock, Facts, Fault, Kernels, Library, Limits, Port, SharedMemory
+from cli.doctor.checks import Clock, Facts, Fault, Kernels, Library, Port, ProcessLimits, SharedMemory
 from cli.errors import CannotBind, CliError, NoMemory
 from cli.plan.keys import key_directory
+from cli.plan.limits import LEAST, shortfalls
 from cli.plan.model import ModelNotHere
 from cli.plan.settings import Settings
+from cli.plan.topology import Topology
 from cli.supervisor.mesh_directory import MeshDirectory
 from cli.supervisor.processes import is_alive
 from cli.supervisor.progress import Progress
 from kvstore.pool.device import CPU
+from mesh.runtime.process_limits import read_limits
 from mesh.runtime.run_directory import MAX_SOCKET_PATH_BYTES
 from nodes.worker.ops.native.builds import BuildUnfit, cpu_flags, load_build, path_of
 from nodes.worker.ops.native.sources import BUILDS, has_builds
@@ -44,13 +46,14 @@ def look(settings: Settings, environment: Mapping[str, str]) -> Facts:
     manifest = directory.read_manifest()
     is_running = manifest is not None and is_alive(manifest.pid, manifest.start_time)
     own = {process.pid for process in manifest.processes} | {manifest.pid} if is_running and manifest else set[int]()
-    fault, pool_bytes = _plan(settings, is_running=is_running)
+    fault, topology = _plan(settings, is_running=is_running)
+    pool_bytes = topology.pool_bytes if topology is not None else None
     return Facts(
         uid=os.getuid(),
         is_running=is_running,
         fault=fault,
         memory=_memory(settings, pool_bytes),
-        limits=Limits(_limit(resource.RLIMIT_NOFILE), _limit(resource.RLIMIT_MEMLOCK), settings.device != CPU),
+        limits=_limits(settings, topology, is_running=is_running),
         kernels=_kernels(),
         clock=_clock(directory),
         ports=[*_ports(settings, own)],
@@ -60,9 +63,9 @@ def look(settings: Settings, environment: Mapping[str, str]) -> Facts:
     )
 
 
-def _plan(settings: Settings, *, is_running: bool) -> tuple[Fault | None, int | None]:
+def _plan(settings: Settings, *, is_running: bool) -> tuple[Fault | None, Topology | None]:
     try:
-        return None, plan(settings, Progress(None), fetches=False).pool_bytes
+        return None, plan(settings, Progress(None), fetches=False, checks_limits=False)
     except CliError as error:
         is_memory = isinstance(error, NoMemory)
         if is_memory and is_running:
@@ -96,9 +99,13 @@ def _file_system(directory: str) -> str:
     return max(above, default=(0, ""))[1]
 
 
-def _limit(which: int) -> int | None:
-    hard = resource.getrlimit(which)[1]
-    return None if hard == resource.RLIM_INFINITY else hard
+def _limits(settings: Settings, topology: Topology | None, *, is_running: bool) -> ProcessLimits:
+    limits = read_limits()
+    needed = [*LEAST] if topology is None else topology.needs
+    if is_running:
+        # It has its processes.
+        needed = [need for need in needed if need.limit not in limits.used]
+    return ProcessLimits(limits, shortfalls(needed, limits), settings.device != CPU)
 
 
 def _kernels() -> Kernels:

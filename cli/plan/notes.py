@@ -1,20 +1,11 @@
 """What people should know about a topology before it starts, though nothing is wrong with it. Pure."""
 
-from typing import Final
-
 from cli.plan.settings import Settings
 from nodes.gateway.config import GatewayConfig
 
-_OWN_FILES: Final = 64
-"""A gateway without peers and clients has some forty: logs, bound sockets, ZeroMQ's own, the event loop's."""
-_PEER_FILES: Final = 8
-"""File descriptors of a link: two sockets each way, with those by which ZeroMQ wakes itself."""
 
-
-def topology_notes(
-    settings: Settings, gateway: GatewayConfig | None, num_actors: int, max_files: int | None
-) -> list[str]:
-    """Notes on the whole mesh, and on this host's gateway if it has one. A process may have `max_files` descriptors."""
+def topology_notes(settings: Settings, gateway: GatewayConfig | None, num_connections: int | None) -> list[str]:
+    """Notes on the whole mesh, and on this host's gateway if it has one, which can hold `num_connections`, or any."""
     notes: list[str] = []
     prefill, decode, mixed = settings.mesh_groups
     if not mixed and not decode:
@@ -30,13 +21,10 @@ def topology_notes(
         for address, names in at.items()
         if len(names) > 1
     ]
-    if gateway is None or max_files is None:
-        return notes
-    wanted = gateway.max_connections
-    own = _OWN_FILES + _PEER_FILES * num_actors
-    if wanted + own > max_files:
+    if gateway is not None and num_connections is not None and num_connections < gateway.max_connections:
+        wanted = gateway.max_connections
         notes.append(
-            f"`ulimit -Hn` is {max_files:,}: a gateway can hold about {max(0, max_files - own):,} connections, not the "
-            f"{wanted:,} of max_connections; raise it to {wanted + own:,}, or set [roles.gateway] max_connections"
+            f"`ulimit -Hn` lets a gateway hold about {num_connections:,} connections, not the {wanted:,} of "
+            f"max_connections; raise it by {wanted - num_connections:,}, or set [roles.gateway] max_connections"
         )
     return notes

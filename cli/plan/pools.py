@@ -89,9 +89,10 @@ class PoolPlan:
             more_by="" if length == self._wanted_context else self._more_by(),
         )
 
-    def require_room(self, pools: Sequence[PoolConfig]) -> int:
-        """Bytes that the pools' files take. Raises NoMemory if their directory has less room."""
-        num_bytes = sum(_file_bytes(pool.group, pool.num_pages, pool.layout, pool.device) for pool in pools)
+    def require_room(self, pools: Sequence[PoolConfig]) -> list[int]:
+        """Bytes that each pool's file takes. Raises NoMemory if their directory has less room."""
+        sizes = [_file_bytes(pool.group, pool.num_pages, pool.layout, pool.device) for pool in pools]
+        num_bytes = sum(sizes)
         if num_bytes > self._free_bytes:
             raise NoMemory(
                 f"the KV pools do not fit into {self._settings.kv.directory}",
@@ -99,7 +100,7 @@ class PoolPlan:
                 do="make them smaller with --kv-pages or --kv-memory, or the directory larger (docker: --shm-size), "
                 f"{_OTHER_MEMORY}",
             )
-        return num_bytes
+        return sizes
 
     def _more_by(self) -> str:
         kv = self._settings.kv

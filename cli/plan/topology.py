@@ -11,6 +11,7 @@ from cli.errors import BadConfig
 from cli.plan.devices import DeviceMemory, check_device_options
 from cli.plan.disk import DiskFound, plan_disk
 from cli.plan.groups import WorkerGroup, plan_groups
+from cli.plan.limits import Load, Need, needs, num_connections
 from cli.plan.names import agent_id, on_host
 from cli.plan.notes import topology_notes
 from cli.plan.pools import PoolPlan, context_elsewhere
@@ -22,6 +23,7 @@ from cli.release import release
 from cli.supervisor.mesh_directory import REQUESTS, segment_prefix
 from kvstore.pool.device import CPU
 from kvstore.transfer.paired.tcp.link import TCP, TcpSettings
+from mesh.runtime.process_limits import Limits
 from mesh.runtime.run_directory import RunDirectory
 from nodes import roles
 from nodes.context_length import ServedContext
@@ -66,14 +68,14 @@ class ActorLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 class Machine(NamedTuple):
     """What the plan depends on besides settings and model. `devices`: those that the settings name, if any;
-    `max_files`: descriptors that a process may have, None for any number. `disk`: where pages are kept, if anywhere.
+    `limits` are those of the system for processes. `disk`: where pages are kept, if anywhere.
     """
 
     num_cores: int
     pool_free_bytes: int
     uid: int
     devices: tuple[DeviceMemory, ...] = ()
-    max_files: int | None = None
+    limits: Limits = Limits({}, {})
     disk: DiskFound | None = None
 
 
@@ -86,7 +88,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     `gateway` are the fields of a gateway's configuration, whether or not one is among the `actors`.
     `preloads` are the modules that the zygote imports, `notes` what people should know before the mesh starts. `spec`
     is what all hosts have in common, empty on a mesh of one host. `vectors`: what a model that makes no text makes
-    (`Pooling.kind`).
+    (`Pooling.kind`). `needs` is what the host's limits for processes have to allow.
     """
 
     settings: Settings
@@ -102,6 +104,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
     spec: dict[str, str] = {}
     vectors: str = ""
+    needs: list[Need] = []
 
     @property
     def limits(self) -> str:
@@ -111,6 +114,13 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_gateway(self) -> bool:
         return any(launch.role == roles.GATEWAY for launch in self.actors)
+
+    @property
+    def start_timeout_s(self) -> float | None:
+        """After so long without progress the whole start is over; None where it may wait for the registry's host."""
+        if self.settings.on != self.settings.registry_host:
+            return None
+        return max((launch.start_timeout_s for launch in self.actors), default=None)
 
     @property
     def gateway_host(self) -> str:
@@ -138,7 +148,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_topology(settings: Settings, spec: ModelSpec, model: str, machine: Machine, origin: str = "") -> Topology:
-    """The mesh that `settings` ask for; `model` is how actors find `spec`. Raises BadConfig or NoMemory.
+    """The mesh that `settings` ask for; `model` is how actors find `spec`.
+
+    Raises BadConfig, NoMemory, LimitTooLow.
 
     `origin` is what clients are told instead of `model` about where it comes from: a repository and its commit.
     """
@@ -182,13 +194,13 @@ class _Planner:
     def plan(self) -> Topology:
         settings, counts = self._settings, self._settings.own_counts
         pools: list[PoolConfig] = []
-        pool_bytes = 0
+        sizes: list[int] = []
         if not self._groups:
             context = context_elsewhere(settings, self._spec)
         else:
             plan = PoolPlan(settings, self._spec, self._groups, self._machine.pool_free_bytes, self._machine.devices)
             pools = plan.pools(self._max_batch_tokens)
-            pool_bytes, context = plan.require_room(pools), plan.context(pools)
+            sizes, context = plan.require_room(pools), plan.context(pools)
         spec = host_spec(settings, self._spec, context, release()) if settings.on else {}
         actors: list[ActorLaunch] = []
         if settings.on == settings.registry_host:
@@ -219,14 +231,27 @@ class _Planner:
             actors=actors,
             num_threads=self._num_threads,
             pool_prefix=self._prefix,
-            pool_bytes=pool_bytes,
+            pool_bytes=sum(sizes),
             context=context,
             preloads=self._preloads(actors),
             gateway=overlay(roles.GATEWAY, gateway, self._overrides(roles.GATEWAY, gateway)),
             ends=describe_ends(self._spec),
             notes=self._notes(actors),
             spec=spec,
+            needs=needs(settings, self._load(actors, sizes)),
             vectors=self._spec.pooling.kind if self._spec.pooling is not None and not self._spec.has_head else "",
+        )
+
+    def _load(self, actors: list[ActorLaunch], pools: list[int]) -> Load:
+        elsewhere = [host for name, host in self._settings.hosts.items() if name != self._settings.on]
+        # A supervisor and an agent on each, workers and their scheduler in each group.
+        num = sum(2 + host.gateways + host.tokenizers + host.detokenizers + 2 * sum(host.groups) for host in elsewhere)
+        return Load(
+            actors=[(launch.actor_id, launch.role) for launch in actors],
+            num_elsewhere=num,
+            num_threads=self._num_threads,
+            pools=pools,
+            uses_torch=self._spec.source != "echo",
         )
 
     def _check_ports(self, actors: list[ActorLaunch]) -> None:
@@ -247,7 +272,7 @@ class _Planner:
     def _notes(self, actors: list[ActorLaunch]) -> list[str]:
         gateway = next((launch.config for launch in actors if launch.role == roles.GATEWAY), None)
         config = msgspec.convert(gateway, GatewayConfig) if gateway is not None else None
-        return topology_notes(self._settings, config, len(actors), self._machine.max_files)
+        return topology_notes(self._settings, config, num_connections(self._machine.limits, len(actors)))
 
     def _several(self, name: str, count: int, config: msgspec.Struct) -> list[ActorLaunch]:
         return [self._launch(on_host(f"{name}-{number}", self._settings.on), config) for number in range(count)]

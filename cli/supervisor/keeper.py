@@ -5,7 +5,8 @@ Runs on the event loop of the `meshctl up` process, in its main thread.
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, assert_never
 
@@ -30,6 +31,7 @@ from mesh.address import MAX_EPOCH, Address
 from mesh.membership.proof import NEVER_GIVEN, HostSecret
 from mesh.membership.view import DRAINING, READY, RELEASED, SUPERVISOR, Member
 from mesh.runtime.driver import CoreDriver
+from mesh.runtime.process_limits import read_limits
 from mesh.runtime.timers import DeadlineTimer
 from mesh.supervision.core import Supervisor
 from mesh.supervision.events import (
@@ -47,9 +49,11 @@ from mesh.supervision.events import (
     Policy,
     Report,
     Restart,
+    Served,
     Spawn,
     Spawned,
     SpawnFailed,
+    StartOverdue,
     Stop,
     Supervised,
     Terminate,
@@ -60,7 +64,8 @@ from mesh.supervision.events import (
 class Listeners(msgspec.Struct, kw_only=True):
     """The keeper's callbacks: `dead` and `drained` tell the mesh, `ready` and `stopped` the command.
 
-    `drained` takes all actors that stay away now, with their last epochs; `member` looks an actor up in the view.
+    `drained` takes all actors that stay away now, with their last epochs; `member` looks an actor up in the view;
+    `unserved` says what the mesh as a whole still lacks once all its actors are ready.
     """
 
     dead: Callable[[Address, str], None]
@@ -68,6 +73,7 @@ class Listeners(msgspec.Struct, kw_only=True):
     ready: Callable[[], None]
     stopped: Callable[[ExitCode, str], None]
     member: Callable[[str], Member | None]
+    unserved: Callable[[], str]
 
 
 class ProcessKeeper:
@@ -105,6 +111,7 @@ class ProcessKeeper:
             budget_window_s=supervision.restart_window_s,
             kill_after_s=supervision.kill_after_s,
             drain_timeout_s=supervision.drain_timeout_s,
+            start_timeout_s=topology.start_timeout_s,
         )
         epochs = {launch.actor_id: directory.last_epoch(launch.actor_id) for launch in topology.actors}
         actors = [Supervised(a.actor_id, a.drain_tier, a.start_timeout_s, a.kind) for a in topology.actors]
@@ -143,6 +150,10 @@ class ProcessKeeper:
         # A beat that changes nothing only puts deadlines off, and an armed timer is never put off.
         if self._has_changed:
             self._timer.arm()
+
+    def served(self) -> None:
+        """The start is over: the mesh serves, or waits for other hosts, which may take any time."""
+        self._feed(Served())
 
     def stop(self, reason: str, *, force: bool) -> None:
         self._record.stops(reason, force=force)
@@ -223,10 +234,29 @@ class ProcessKeeper:
                 self._record.state(command)
             case MeshReady():
                 self._listeners.ready()
+            case StartOverdue(unready):
+                self._feed(Stop("the start takes too long", failure=self._why_unready(unready)))
+                # Nothing more is forked, and a zygote that hangs would hold the end up for as long again.
+                self._starter.close()
             case MeshStopped(failure):
                 self._listeners.stopped(self._failure_code if failure else ExitCode.OK, failure)
             case _:
                 assert_never(command)
+
+    def _why_unready(self, unready: Sequence[str]) -> str:
+        """Why the start is over: who is not ready, with the last reasons that were given."""
+        who: defaultdict[str, list[str]] = defaultdict(list)
+        for actor_id in unready:
+            who[self._actors[actor_id].why_unready()].append(actor_id)
+        said = [f"{', '.join(actor_ids)}: {why}" for why, actor_ids in who.items()] or [self._listeners.unserved()]
+        timeout_s = self.core.policy.start_timeout_s
+        return self._with_limit(f"not ready within start_timeout_s ({timeout_s:g} s): {'; '.join(said)}")
+
+    def _with_limit(self, reason: str) -> str:
+        """With the limit of the system that the reason's words are about, unless they name it already."""
+        limits = read_limits()
+        limit = limits.met_in(reason)
+        return reason if limit is None or limit.shown_by in reason else f"{reason}; {limits.explain(limit)}"
 
     def _spawn(self, kept: KeptActor, address: Address) -> None:
         try:
@@ -253,7 +283,7 @@ class ProcessKeeper:
         self.manifest.write([kept.process for kept in self._actors.values() if kept.process is not None])
 
     def _spawn_failed(self, address: Address, reason: str, foreign: bool) -> None:
-        self._feed(SpawnFailed(*address, reason, foreign))
+        self._feed(SpawnFailed(*address, self._with_limit(reason), foreign))
 
     def _exited(self, address: Address, status: int) -> None:
         kept = self._actors[address.actor_id]
@@ -277,4 +307,6 @@ class ProcessKeeper:
         if fatal and not self.core.was_ready:
             self._failure_code = ExitCode(status)
         known_epoch = error.known_epoch if error is not None and error.known_epoch < MAX_EPOCH else 0
+        if status and status != ExitCode.TIMED_OUT and not end.foreign:
+            reason = self._with_limit(reason)
         self._feed(Exited(*address, reason, fatal, end.cause, end.foreign, known_epoch))

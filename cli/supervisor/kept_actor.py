@@ -9,6 +9,7 @@ from cli.supervisor.mesh_directory import ProcessRecord
 from mesh.address import Endpoint
 from mesh.membership.view import READY, RELEASED, Member
 from mesh.supervision.core import Watch
+from mesh.supervision.events import SPAWNING
 
 _NOWHERE = Endpoint("", "")
 
@@ -21,6 +22,14 @@ class KeptActor(msgspec.Struct):
     process: ProcessRecord | None = None
     last_lines: LastLines | None = None
     is_released: bool = False
+
+    def why_unready(self) -> str:
+        """In words: its state, and the last reason that it gave, or the supervisor had, for not being ready."""
+        watch = self.watch
+        said = self.last_lines.last_reason() if self.last_lines is not None else ""
+        if not said and watch.state == SPAWNING and self.launch.start == "fork":
+            said = "the zygote, which it is forked from, is not ready"
+        return ", ".join(filter(None, (watch.state, watch.progress, said, watch.reason)))
 
     def status(self, member: Member | None, now: float) -> ActorStatus:
         watch, process = self.watch, self.process

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from cli.plan.names import on_host
 from cli.protocol import LogPart, LogParts, ReadLogs
 from cli.supervisor.mesh_directory import MeshDirectory
@@ -50,6 +52,16 @@ def rotate(folder: Path, max_bytes: int) -> list[Path]:
     return full
 
 
+class _Reason(msgspec.Struct):
+    """Of a line of a log, what says why: each actor names it in one of three ways."""
+
+    event: str = ""
+    what: str = ""
+    why: str = ""
+    reason: str = ""
+    error: str = ""
+
+
 class LastLines:
     """The last lines that a process wrote to its log. Made before the process starts: earlier lines are another's."""
 
@@ -58,14 +70,26 @@ class LastLines:
         self._place = _size(path)
 
     def added_to(self, text: str) -> str:
+        # An actor's JSON says nothing of a crash, and goes to people and peers who may not read the log.
+        lines = [line for line in self._lines() if line.strip("^~") and not line.startswith("{")]
+        found = " | ".join(lines[-_NUM_LAST_LINES:])
+        shown = found if len(found) <= _MAX_LAST_CHARS else f"...{found[-_MAX_LAST_CHARS:]}"
+        return f"{text} (last lines: {shown})" if shown else text
+
+    def last_reason(self) -> str:
+        """What the actor last logged that it waits for, or that is wrong, with the reason; empty if it did not."""
+        for line in reversed(self._lines()):
+            with contextlib.suppress(msgspec.MsgspecError):
+                logged = msgspec.json.decode(line, type=_Reason)
+                if why := logged.why or logged.reason or logged.error:
+                    return f"{logged.what or logged.event}: {why}"[:_MAX_LAST_CHARS]
+        return ""
+
+    def _lines(self) -> list[str]:
         size = _size(self._path)
         # A file that was cut since begins anew.
         start = max(self._place if self._place <= size else 0, size - _BLOCK_BYTES)
-        lines = [line.strip() for line in _read(self._path, start, _BLOCK_BYTES).decode(errors="replace").splitlines()]
-        # An actor's JSON says nothing of a crash, and goes to people and peers who may not read the log.
-        found = " | ".join([line for line in lines if line.strip("^~") and not line.startswith("{")][-_NUM_LAST_LINES:])
-        shown = found if len(found) <= _MAX_LAST_CHARS else f"...{found[-_MAX_LAST_CHARS:]}"
-        return f"{text} (last lines: {shown})" if shown else text
+        return [line.strip() for line in _read(self._path, start, _BLOCK_BYTES).decode(errors="replace").splitlines()]
 
 
 class LogFolder:

@@ -8,7 +8,7 @@ from typing import Final
 
 import uvloop
 
-from cli.errors import CannotBind, CliError
+from cli.errors import CannotBind, CliError, limit_too_low
 from cli.exit_codes import ExitCode
 from cli.plan.keys import links_note
 from cli.plan.names import supervisor_id
@@ -40,6 +40,7 @@ from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQTransport
 from mesh.transport.zeromq_binding import ZeroMQOptions
+from nodes.engine.startup import AllReady
 from nodes.numerics import kernels_note, quantization_note
 
 _PROBE_INTERVAL_S: Final = 0.05
@@ -56,6 +57,17 @@ def run_mesh(
 
     `make_topology` is called once this process holds the lock and leftovers are gone: it looks at memory and ports.
     """
+    try:
+        return _run_locked(make_topology, directory, progress, owner)
+    except Exception as error:
+        if (told := limit_too_low(f"the mesh {directory.mesh!r} could not be started", error)) is not None:
+            raise told from error
+        raise
+
+
+def _run_locked(
+    make_topology: Callable[[], Topology], directory: MeshDirectory, progress: Progress, owner: Owner | None
+) -> ExitCode:
     with directory.locked():
         directory.sign_lock()
         for left in sweep_engines():
@@ -97,6 +109,7 @@ class _MeshProcess:
         self._num_signals = 0
         self._was_ready = False
         self._interrupted = False
+        self._unserved = ""
         self._refusal: MeshError | None = None
 
     async def run(self) -> ExitCode:
@@ -182,6 +195,7 @@ class _MeshProcess:
             ready=self._all_ready,
             stopped=self._stopped,
             member=self._member,
+            unserved=lambda: f"{self._topology.url}/health/ready does not report ready ({self._unserved})",
         )
 
     def _dead(self, address: Address, reason: str) -> None:
@@ -234,24 +248,22 @@ class _MeshProcess:
             # Which sees for itself when it is served.
             limits, note = self._topology.limits, self._notes()
             self._tell_ready("mesh_ready", f"{self._directory.mesh} is ready\n{limits}\n{note}")
+            self._owner.tell(AllReady())
             return
         if not self._topology.has_gateway:
             # The gateway's host says what is served. Hosts may start in any order, so this one does not wait for it.
             self._ready_without_gateway()
             return
-        deadline = asyncio.get_running_loop().time() + settings.supervision.start_timeout_s
+        if settings.on:
+            # On several hosts this takes until the others have come.
+            self._keeper.served()
         while waits_for := await unready_reason(settings.host, settings.port):
-            # It may have been told to stop meanwhile.
+            # It may have been told to stop meanwhile, or the start has taken too long.
             if self._keeper.core.stopping:
                 return
-            # On several hosts this takes until the others have come.
             absent = absent_hosts(settings, self._actor.ctx.members)
-            self._record.working("mesh", f"waiting: {'; '.join(filter(None, (waits_for, absent)))}")
-            if not settings.on and asyncio.get_running_loop().time() > deadline:
-                self._record.trouble(
-                    f"{self._topology.url}/health/ready does not report ready; see meshctl logs gateway-0"
-                )
-                return
+            self._unserved = f"waiting: {'; '.join(filter(None, (waits_for, absent)))}"
+            self._record.working("mesh", self._unserved)
             await asyncio.sleep(_PROBE_INTERVAL_S)
         self._record.working("mesh", "")
         # The same again: `ready` must not be the last message of a mesh that ends.
@@ -292,6 +304,7 @@ class _MeshProcess:
 
     def _tell_ready(self, event: str, text: str) -> None:
         self._was_ready = True
+        self._keeper.served()
         self._actor.ctx.log.info(event, elapsed_s=round(self._progress.elapsed_s, 3))
         self._progress.ready(text)
 

@@ -45,7 +45,8 @@ class Owner:
         loop.add_reader(self._lifeline, self._look, loop, keeper)
         self._set(os.O_NONBLOCK)
         proof = keeper.prove(*self._gateway, GATEWAY)
-        self.tell(Begun(gateway=self._gateway.actor_id, proof=proof, config=config))
+        timeout_s = keeper.settings.supervision.start_timeout_s
+        self.tell(Begun(gateway=self._gateway.actor_id, proof=proof, config=config, start_timeout_s=timeout_s))
 
     def tell(self, news: News) -> None:
         # It may be gone already, which its pipe says as well.

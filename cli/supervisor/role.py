@@ -21,10 +21,21 @@ from kvstore.pool.device import CPU
 from kvstore.pool.page_pool import ShmHost
 from mesh.actor import Actor
 from mesh.address import Address
-from mesh.errors import ActorFailed, BadSetting, BindError, CoreFailed, DrainFailed, Superseded, WrongMesh
+from mesh.errors import (
+    ActorFailed,
+    BadSetting,
+    BindError,
+    CoreFailed,
+    DrainFailed,
+    LimitReached,
+    NotReadyInTime,
+    Superseded,
+    WrongMesh,
+)
 from mesh.membership.proof import HostSecret
 from mesh.options import SystemOptions
 from mesh.run import run_actor
+from mesh.runtime.process_limits import limit_met
 from mesh.runtime.process_usage import process_age_s
 from mesh.runtime.run_directory import RunDirectory
 from mesh.transport.zeromq_binding import ZeroMQOptions
@@ -40,6 +51,8 @@ _Failure = (
     | Superseded
     | WrongMesh
     | BindError
+    | LimitReached
+    | NotReadyInTime
     | BadApiKeys
     | PoolDenied
     | PoolExhaustedMemory
@@ -54,7 +67,9 @@ _REMEDIES: Final = {
     ExitCode.BAD_MODEL: "correct the model, or give another",
     ExitCode.CANNOT_BIND: "give it another address",
     ExitCode.NO_MEMORY: "make room, or give it a smaller configuration",
+    ExitCode.LIMIT_TOO_LOW: "raise it, then start again",
     ExitCode.FAILED: "start it again",
+    ExitCode.NOT_READY: "start what it waits for, then start it again",
 }
 
 NO_FD: Final = -1
@@ -64,6 +79,7 @@ class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
     """One incarnation to run. `supervisor_fd` is a pipe that ends when the supervisor does; -1 without a supervisor.
 
     `secret` is that supervisor's; `proof` is what it gives to an actor that is started by hand beside it.
+    `start_timeout_s`: as of `run_actor`; a supervisor has times of its own.
     """
 
     mesh: str
@@ -73,6 +89,7 @@ class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     supervisor_fd: int = NO_FD
     drain_timeout_s: float = 30.0
+    start_timeout_s: float | None = None
     secret: HostSecret | None = None
     proof: bytes = b""
 
@@ -96,6 +113,7 @@ def run_role(run: RoleRun) -> int:
             listen=ZeroMQOptions.of_host(directory.run, config.port) if isinstance(config, RegistryConfig) else None,
             options=SystemOptions(secret=run.secret, proof=run.proof),
             drain_timeout_s=run.drain_timeout_s,
+            start_timeout_s=run.start_timeout_s,
         )
         return ExitCode.TIMED_OUT if was_forced else ExitCode.OK
     except CliError as error:
@@ -105,18 +123,20 @@ def run_role(run: RoleRun) -> int:
         core = error.core if isinstance(error, CoreFailed) else ""
         return _failed(run, told, StartError(error.message, core=core))
     except Exception as error:
+        # First: a port that cannot be listened on, or a pool that does not fit, may be so for want of descriptors.
+        failure = limit_met(error) or error
         # Which error a role's start can raise is known to the role: those with a remedy are told, others raised.
-        if not isinstance(error, _Failure):
+        if not isinstance(failure, _Failure):
             raise
-        code = exit_code_of(error)
+        code = exit_code_of(failure)
         known_epoch = error.known_epoch if isinstance(error, Superseded) else 0
         if run.supervisor_fd == NO_FD and known_epoch:
             # Nobody reads errors/ for an actor without a supervisor; the next `meshctl run` reads this.
             with contextlib.suppress(OSError):
                 directory.issue(run.actor_id, known_epoch)
-        told = CliError(f"the {run.role} {address} cannot start", why=error.message, do=_REMEDIES[code])
+        told = CliError(f"the {run.role} {address} cannot start", why=failure.message, do=_REMEDIES[code])
         told.exit_code = code
-        return _failed(run, told, StartError(str(error), known_epoch))
+        return _failed(run, told, StartError(str(failure), known_epoch))
 
 
 def _failed(run: RoleRun, told: CliError, error: StartError) -> ExitCode:
@@ -136,6 +156,10 @@ def exit_code_of(error: StartFailure) -> ExitCode:
             return ExitCode.CANNOT_BIND
         case PoolExhaustedMemory() | DeviceMemoryShort():
             return ExitCode.NO_MEMORY
+        case NotReadyInTime():
+            return ExitCode.NOT_READY
+        case LimitReached():
+            return ExitCode.LIMIT_TOO_LOW
         case GroupNotFormed() | Superseded():
             # Another rank was not there in time, or the epoch was too low: the next try may succeed.
             return ExitCode.FAILED

@@ -14,6 +14,9 @@
     drained     none, on request                     Restart: spawning; stopping: stopped
     stopped     none, and none will follow           nothing
 
+The start as a whole has a deadline too, until `Served`: actors that fail each in its turn, or are ready in turn, would
+otherwise be started for ever. Slow loading puts it off, but only that of an actor's first starts.
+
 An actor whose budget is spent is given up for a while and then tried once more: whatever killed it may be over, with no
 operator there to say so. `restarts.py` decides what a death costs and how long the actor waits after it. Actors to be
 restarted are drained and started again one at a time; the next one follows when the last is ready. Such a restart
@@ -60,9 +63,11 @@ from mesh.supervision.events import (
     Policy,
     Report,
     Restart,
+    Served,
     Spawn,
     Spawned,
     SpawnFailed,
+    StartOverdue,
     Stop,
     Supervised,
     Terminate,
@@ -124,6 +129,7 @@ class Supervisor:
         self.stopped = False
         self._failure = ""
         self._force = False
+        self._start_deadline: float | None = None
         self._last_tick: float | None = None
         self._rolling: dict[str, bool] = {}
         self._restarting: Watch | None = None
@@ -136,11 +142,15 @@ class Supervisor:
         match event:
             case Begin():
                 self._last_tick = now
+                self._put_off_start(now)
                 for watch in self.watches.values():
                     self._spawn(watch)
             case Tick():
                 self._tick(now)
+            case Served():
+                self._start_deadline = None
             case Stop():
+                self._failure = self._failure or event.failure
                 self._stop(event.reason, event.force, now)
             case Restart():
                 self._restart(event)
@@ -163,7 +173,7 @@ class Supervisor:
     def deadline(self) -> float | None:
         """The latest time at which `Tick` is due; None if nothing depends on time."""
         watches = self.watches.values()
-        deadlines = [watch.deadline for watch in watches if watch.deadline is not None]
+        deadlines = [at for at in (self._start_deadline, *(watch.deadline for watch in watches)) if at is not None]
         # Suspicion does not wait for the next regular tick; those only show whether this process has slept.
         deadlines += [self._silent_at(watch) for watch in watches if watch.state == READY]
         if self._last_tick is not None and any(watch.state in (READY, SUSPECTED) for watch in watches):
@@ -226,12 +236,18 @@ class Supervisor:
             if watch.state == STARTING and beat.progress:
                 # Loading a hundred gigabytes of weights takes its time: a start is overdue only when progress stops.
                 watch.deadline = now + watch.spec.start_timeout_s
+                if self._start_deadline is not None and watch.num_starts <= self.policy.first_start_attempts:
+                    self._put_off_start(now)
         if watch.state == SUSPECTED or (watch.state == STARTING and beat.ready):
             watch.deadline = None
             if watch.ready_since is None:
                 watch.ready_since = now
             self._enter(watch, READY)
             self._check_ready()
+
+    def _put_off_start(self, now: float) -> None:
+        if self.policy.start_timeout_s is not None:
+            self._start_deadline = now + self.policy.start_timeout_s
 
     def _check_ready(self) -> None:
         if not self.was_ready and all(watch.state == READY for watch in self.watches.values()):
@@ -328,6 +344,10 @@ class Supervisor:
         policy = self.policy
         overslept = self._last_tick is not None and now - self._last_tick > 2 * policy.heartbeat_s
         self._last_tick = now
+        if self._start_deadline is not None and now >= self._start_deadline:
+            self._start_deadline = None
+            unready = (actor_id for actor_id, watch in self.watches.items() if watch.state != READY)
+            self._commands.append(StartOverdue(tuple(unready)))
         for watch in self.watches.values():
             if overslept:
                 # We heard nothing because we were not running.
@@ -362,6 +382,7 @@ class Supervisor:
 
     def _stop(self, reason: str, force: bool, now: float) -> None:
         self.stopping = True
+        self._start_deadline = None
         self._rolling.clear()
         self._force = self._force or force
         for watch in self.watches.values():

@@ -29,6 +29,7 @@ class Policy:
     """In seconds; see `restarts.py`. `kill_after_s` comes after the `missed` heartbeats that make an actor suspect.
 
     An actor itself ends its drain after `drain_timeout_s`, and tells its clients; it is killed `end_timeout_s` later.
+    The whole start is over after `start_timeout_s` without progress, whatever the actors do; None: never.
     """
 
     heartbeat_s: float = 0.5
@@ -40,6 +41,7 @@ class Policy:
     budget: int = 10
     budget_window_s: float = 60.0
     first_start_attempts: int = 3
+    start_timeout_s: float | None = None
     drain_timeout_s: float = 30.0
     # An actor's own limit for its end is 5 s (`mesh/run.py`).
     end_timeout_s: float = 6.0
@@ -122,11 +124,20 @@ class Tick:
 
 
 @dataclass(frozen=True)
+class Served:
+    """The mesh serves: its start is over, and no deadline of it counts any more."""
+
+
+@dataclass(frozen=True)
 class Stop:
-    """Drain everything, tier by tier; with `force`, in this Stop or a later one, kill instead."""
+    """Drain everything, tier by tier; with `force`, in this Stop or a later one, kill instead.
+
+    `failure`: why the start has failed, if it is for that.
+    """
 
     reason: str
     force: bool = False
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,7 +151,7 @@ class Restart:
     stay_away: bool = False
 
 
-Event = Begin | Spawned | SpawnFailed | Beat | Exited | Tick | Stop | Restart
+Event = Begin | Spawned | SpawnFailed | Beat | Exited | Tick | Served | Stop | Restart
 
 # Commands
 
@@ -198,10 +209,20 @@ class MeshReady:
 
 
 @dataclass(frozen=True)
+class StartOverdue:
+    """The whole start has taken too long. `unready`: who is not ready, or nobody, if only the mesh as a whole is not.
+
+    Answer with a Stop that says why.
+    """
+
+    unready: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class MeshStopped:
     """No process is left. `failure` is why the mesh never became ready, empty if it was told to stop."""
 
     failure: str
 
 
-Command = Spawn | Kill | Terminate | Report | Died | MeshReady | MeshStopped
+Command = Spawn | Kill | Terminate | Report | Died | MeshReady | StartOverdue | MeshStopped

@@ -13,7 +13,6 @@ that share one do not see each other's disconnects reliably.
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -22,7 +21,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from mesh.address import Address, Endpoint
-from mesh.errors import NO_HANDSHAKE, BindError, FrameRefused
+from mesh.errors import NO_HANDSHAKE, BindError, FrameRefused, LimitReached
+from mesh.runtime.process_limits import require_room
 from mesh.transport.base import Buffer, Channel, Link, Listener
 from mesh.transport.names import Names, name_in, with_address
 from mesh.transport.zeromq_binding import (
@@ -65,6 +65,10 @@ _RESERVED_SOCKETS: Final = 2 * _SOCKETS_OF_A_LINK
 """A closed socket counts until ZeroMQ's thread has dealt with it."""
 _SPARE_DESCRIPTORS: Final = 16
 """Twice what a link takes. The check takes 30 microseconds, a dial a millisecond."""
+_OWN_DESCRIPTORS: Final = 32
+"""16 for the context and two sockets bound to ipc and tcp, with their monitors; as many as a dial asks for besides."""
+_OWN_THREADS: Final = 2
+"""ZeroMQ's thread for input and output, and the one that ends sockets."""
 _NEVER_MS: Final = 86_400_000
 """A day: a DEALER's lost connection has long been noticed and its socket closed before ZeroMQ makes it again."""
 _MAX_ACCEPTED: Final = 8192
@@ -78,11 +82,12 @@ _MAX_REST: Final = 8192
 
 
 class ZeroMQTransport:
-    """Implements `mesh.transport.base.Transport`."""
+    """Implements `mesh.transport.base.Transport`. Raises LimitReached: ZeroMQ would abort the process."""
 
     def __init__(self, options: ZeroMQOptions) -> None:
         self._options = options
         self._loop = asyncio.get_running_loop()
+        require_room(_OWN_DESCRIPTORS, _OWN_THREADS)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, _SOCKETS_OF_A_LINK * (options.max_peers + 1) + _RESERVED_SOCKETS)
         self._address = NOBODY
@@ -145,11 +150,13 @@ class ZeroMQTransport:
             return
         for channel, where in zip(Channel, (endpoint.control, endpoint.data), strict=True):
             try:
-                _check_descriptors()
+                # ZeroMQ aborts the process if it runs out of descriptors half way.
+                require_room(_SPARE_DESCRIPTORS, 0)
                 self._connect(dialed, channel, where, identity, partial(on_frames, dialed.link, channel))
-            except (zmq.ZMQError, OSError) as error:
+            except (zmq.ZMQError, OSError, LimitReached) as error:
                 # No descriptor or socket is left, or the address is invalid. What is sent before `_gone` is lost too.
-                self._loop.call_soon(self._gone, dialed, f"{where} cannot be dialed: {error}")
+                why = error.message if isinstance(error, LimitReached) else error
+                self._loop.call_soon(self._gone, dialed, f"{where} cannot be dialed: {why}")
                 break
 
     def _connect(
@@ -393,17 +400,6 @@ class ZeroMQTransport:
     def _outboxes(self) -> tuple[Outbox, Outbox]:
         most, largest = self._options.max_outbox_messages, self._options.max_outbox_bytes
         return Outbox(most, largest), Outbox(most, largest)
-
-
-def _check_descriptors() -> None:
-    """Raise OSError if a link might use up the descriptors: ZeroMQ aborts the process if it runs out half way."""
-    spare: list[int] = []
-    try:
-        for _ in range(_SPARE_DESCRIPTORS):
-            spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401 - those there are, are closed
-    finally:
-        for descriptor in spare:
-            os.close(descriptor)
 
 
 def _flush(dialed: Dialed, channel: Channel) -> None:

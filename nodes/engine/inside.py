@@ -92,7 +92,7 @@ class Inside:
             seat = self._seat = Seat(self._wish.mesh, self._wish.epoch, begun)
             config = seat.config
             self._room = Room(config.max_inflight, config.request_timeout_s, seat.ctx)
-            await self._or_failed(self._be_served(seat))
+            await self._or_failed(self._be_served(seat), begun.start_timeout_s)
         except BaseException as error:
             # Also if the wait for it is interrupted.
             await self.stop()
@@ -107,20 +107,30 @@ class Inside:
         if self._is_own:
             await seat.served()
 
-    async def _or_failed(self, work: Coroutine[Any, Any, None]) -> None:
-        """Raises StartFailed if the mesh of this engine ends before `work` does."""
+    async def _or_failed(self, work: Coroutine[Any, Any, None], timeout_s: float) -> None:
+        """Raises StartFailed if the mesh of this engine ends before `work` does, or that takes too long."""
         working = asyncio.ensure_future(work)
         failing = asyncio.ensure_future(self._process.failed())
+        overdue = asyncio.ensure_future(self._overdue(timeout_s))
         try:
-            ends = {working, failing} if self._is_own else {working}
+            ends = {working, failing, overdue} if self._is_own else {working, overdue}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise failing.result()
-            working.result()
+            if working.done():
+                working.result()
+                return
+            raise (failing if failing.done() and self._is_own else overdue).result()
         finally:
-            for task in (working, failing):
+            for task in (working, failing, overdue):
                 task.cancel()
-            await asyncio.wait({working, failing})
+            await asyncio.wait({working, failing, overdue})
+
+    async def _overdue(self, timeout_s: float) -> StartFailed:
+        # Until its own mesh is ready, the supervisor knows how long that may take.
+        if self._is_own:
+            await self._process.all_ready.wait()
+        await asyncio.sleep(timeout_s)
+        trouble = self.seat.trouble
+        return StartFailed(f"the mesh {self._wish.mesh!r} does not serve this engine within {timeout_s:g} s: {trouble}")
 
     async def _watch(self, seat: Seat) -> None:
         over = asyncio.ensure_future(seat.over())

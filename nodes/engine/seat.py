@@ -100,6 +100,12 @@ class Seat:
             self._routes[path] = _Route(endpoint, form.id_prefix)
         return self._routes[path]
 
+    @property
+    def trouble(self) -> str:
+        """What it waits for, to join or to be served."""
+        missing = self._gateway.service.missing_roles() if self._routes else []
+        return self.ctx.join_trouble or "; ".join(missing) or "its registry does not answer"
+
     async def served(self) -> None:
         """Return once every role is there that a request needs."""
         while self._gateway.service.missing_roles():

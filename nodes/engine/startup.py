@@ -1,7 +1,7 @@
 """What an engine and the process that it starts for its mesh say to each other, a line of JSON each.
 
 engine --StartMesh, then nothing until it ends--> supervisor    stdin; its end is the mesh's
-<--Begun, or Refused----------------------               stdout
+<--Begun, then AllReady; or Refused-------               stdout
 engine --AttachTo-------------------------------> helper, which ends with its answer, as above
 """
 
@@ -40,12 +40,18 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     `config` are the fields of its `GatewayConfig`. A mesh that is starting serves later, or is refused later.
     `supervisor_pid` is the process whose end is that of a mesh to attach to; 0: the one that says this.
+    `start_timeout_s`: how long the gateway may take from then on, or from `AllReady` in a mesh that is starting.
     """
 
     gateway: str
     proof: bytes
     config: dict[str, Any]
     supervisor_pid: int = 0
+    start_timeout_s: float = 120.0
+
+
+class AllReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Every other actor of the mesh that was begun is ready."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -57,4 +63,4 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 Wish = StartMesh | AttachTo
-News = Begun | Refused
+News = Begun | AllReady | Refused

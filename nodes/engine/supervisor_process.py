@@ -15,7 +15,7 @@ import msgspec
 
 from nodes.engine.errors import StartFailed
 from nodes.engine.launch import Launched
-from nodes.engine.startup import Begun, News, Refused
+from nodes.engine.startup import AllReady, Begun, News, Refused
 
 _STOP_S: Final = 15.0
 """A forced stop takes less than a second, and up to 10 s where the kernel still frees a device's memory."""
@@ -62,6 +62,7 @@ class SupervisorProcess:
         loop = self._loop = asyncio.get_running_loop()
         self.let_go = launched.let_go
         self.ended: asyncio.Future[None] = loop.create_future()
+        self.all_ready = asyncio.Event()
         self._news: asyncio.Future[News | None] = loop.create_future()
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._rest = {"out": b"", "err": b""}
@@ -119,9 +120,13 @@ class SupervisorProcess:
             if text := line.decode(errors="replace").rstrip():
                 self._lines.append(text.strip())
                 _log.info("%s", text)
-        if not self._news.done() and b"\n" in self._rest["out"]:
+        while not self._news.done() and b"\n" in self._rest["out"]:
             line, _, self._rest["out"] = self._rest["out"].partition(b"\n")
-            self._news.set_result(msgspec.json.decode(line, type=News))
+            news = msgspec.json.decode(line, type=News)
+            if isinstance(news, AllReady):
+                self.all_ready.set()
+            else:
+                self._news.set_result(news)
 
     def _on_end(self) -> None:
         self._loop.remove_reader(self._pidfd)

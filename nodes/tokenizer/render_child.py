@@ -129,6 +129,9 @@ def _watch_parent(parent_pid: int) -> None:
 
 
 def _limit_memory(num_bytes: int) -> None:
+    # Where the system's own limit is lower, that holds: it cannot be raised.
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    num_bytes = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
     resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,24 +19,46 @@ from cli.doctor.checks import (
     Finding,
     Kernels,
     Library,
-    Limits,
     Path,
     Port,
+    ProcessLimits,
     SharedMemory,
     check,
 )
 from cli.doctor.versions import release, satisfies
 from cli.exit_codes import ExitCode
+from cli.plan.limits import LEAST, Need, shortfalls
 from cli.plan.settings import load_settings
+from mesh.runtime.process_limits import (
+    ADDRESS_SPACE,
+    CPU_TIME,
+    DATA,
+    FILE_SIZE,
+    FILES,
+    LOCKED,
+    PROCESSES,
+    STACK,
+    TASKS,
+    Limit,
+    Limits,
+)
 
 GIB = 1 << 30
 NOW = 1_800_000_000.0
+
+
+def limits(values: dict[Limit, int] | None = None, needed: Sequence[Need] = LEAST, *, on_device: bool = False) -> Any:
+    """What a process may have, by limit; all else without end."""
+    found = Limits(values or {}, {limit: 0 for limit in (PROCESSES, TASKS) if limit in (values or {})})
+    return ProcessLimits(found, shortfalls(needed, found), on_device)
+
+
 WELL = Facts(
     uid=1000,
     is_running=False,
     fault=None,
     memory=SharedMemory("/dev/shm", 4 * GIB, 8 * GIB, True, GIB),
-    limits=Limits(65_536, 8192, is_on_device=False),
+    limits=limits({FILES: 65_536, LOCKED: 8192}),
     kernels=Kernels("x86_64", True, {"avx512": "", "avx2": ""}),
     clock=Clock(NOW, 0.0001, "tsc", int(NOW) - 5),
     ports=[Port("gateway", "127.0.0.1:8000")],
@@ -49,7 +72,7 @@ def test_a_machine_that_is_well_has_one_line_for_each_check() -> None:
     findings = check(WELL)
     assert {finding.state for finding in findings} == {"ok"}
     assert [finding.check for finding in findings] == [
-        *("configuration", "shared memory", "open files", "kernels", "clock", "port of the gateway", "rights"),
+        *("configuration", "shared memory", "limits", "kernels", "clock", "port of the gateway", "rights"),
         "versions",
     ]
     assert not any(finding.do for finding in findings)
@@ -78,10 +101,26 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "they are on a disk": (
         {"memory": SharedMemory("/var/kv", GIB, GIB, False, 1)}, "shared memory warn", "on a disk", "tmpfs",
     ),
-    "few files": ({"limits": Limits(4096, None, False)}, "open files warn", "4,096 at most", "nofile=65536"),
-    "hardly any files": ({"limits": Limits(256, None, False)}, "open files fail", "256 at most", "LimitNOFILE"),
+    "few files": ({"limits": limits({FILES: 4096})}, "open files warn", "4,096 at most", "nofile=N"),
+    "hardly any files": (
+        {"limits": limits({FILES: 83})}, "open files fail", "`ulimit -n` is 83, and 84 are needed", "LimitNOFILE",
+    ),
+    "few processes": (
+        {"limits": limits({PROCESSES: 7})}, "processes and threads of this user fail", "8 are needed", "nproc=N",
+    ),
+    "few tasks": (
+        {"limits": limits({TASKS: 7})}, "processes and threads of this control group fail", "8 are", "--pids-limit",
+    ),
+    "little address space": (
+        {"limits": limits({ADDRESS_SPACE: 1 << 20})}, "address space fail", "1,024 KiB, and 393,216 KiB", "LimitAS",
+    ),
+    "limited address space": ({"limits": limits({ADDRESS_SPACE: GIB})}, "address space warn", "1.0 GiB", "LimitAS"),
+    "little data": ({"limits": limits({DATA: 1 << 20})}, "data segment fail", "131,072 KiB are needed", "LimitDATA"),
+    "a small stack": ({"limits": limits({STACK: 1 << 17})}, "stack fail", "128 KiB, and 256 KiB", "ulimit -s 8192"),
+    "small files": ({"limits": limits({FILE_SIZE: 0})}, "size of a file fail", "is 0 KiB", "LimitFSIZE"),
+    "an end of CPU time": ({"limits": limits({CPU_TIME: 60})}, "seconds of CPU time warn", "60 at most", "LimitCPU"),
     "memory cannot be locked": (
-        {"limits": Limits(None, 65_536, True)}, "locked memory warn", "64.0 KiB at most", "memlock=-1",
+        {"limits": limits({LOCKED: 65_536}, on_device=True)}, "locked memory warn", "64.0 KiB at most", "memlock=-1",
     ),
     "another architecture": (
         {"kernels": Kernels("aarch64", False, {})}, "kernels warn", "no native kernels for aarch64", "",
@@ -150,8 +189,9 @@ def test_each_trouble_is_said_with_what_to_do(otherwise: dict[str, Any], verdict
         {"memory": None},
         {"memory": SharedMemory("/dev/shm", 1, GIB, True, None)},
         {"is_running": True, "memory": SharedMemory("/dev/shm", 1, GIB, True, None)},
-        {"limits": Limits(None, 0, is_on_device=False)},
-        {"limits": Limits(None, 2 * GIB, is_on_device=True)},
+        {"limits": limits({LOCKED: 0})},
+        {"limits": limits({LOCKED: 2 * GIB}, on_device=True)},
+        {"limits": limits({})},
         {"ports": [Port("gateway", "127.0.0.1:8000", "taken", "", "gateway-0, process 7", is_own=True)]},
         {"ports": [], "paths": []},
         {"kernels": Kernels("x86_64", True, {"avx2": ""})},

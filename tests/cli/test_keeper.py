@@ -47,11 +47,19 @@ class Kept:
             preloads=(),
             num_threads=1,
             settings=Settings(supervision=SupervisionSettings(drain_timeout_s=0.2)),
+            start_timeout_s=60.0,
         )
         loop = asyncio.get_running_loop()
         self.zygote, self.children = zygote, Mock()
         self.record = Mock(ctx=Mock(now=loop.time, later=loop.call_later))
-        self.listeners = Listeners(dead=Mock(), drained=Mock(), ready=Mock(), stopped=Mock(), member=Mock())
+        self.listeners = Listeners(
+            dead=Mock(),
+            drained=Mock(),
+            ready=Mock(),
+            stopped=Mock(),
+            member=Mock(),
+            unserved=Mock(return_value="empty"),
+        )
         secret = HostSecret.draw("m", "", ["gateway-0"], ())
         self.keeper = ProcessKeeper(topology, directory, self.children, self.record, self.listeners, 0, secret)
         self.keeper.begin(manifest(directory))

@@ -1,7 +1,6 @@
 """Commands that need no mesh: `meshctl models` and `meshctl config`, as the command line runs them."""
 
 import json
-import resource
 import socket
 import sys
 import tomllib
@@ -11,9 +10,11 @@ from typer.testing import CliRunner
 
 from cli import main as command_line
 from cli.commands import models as models_command
+from cli.commands import up as up_command
 from cli.errors import BadConfig, BadModel
 from cli.exit_codes import ExitCode
 from cli.plan.role_configs import CONFIG_TYPES
+from mesh.runtime.process_limits import FILES, Limits
 from nodes.model_spec import ModelDamaged, known_models
 from tests.cli.launches import ids_of
 from tests.nodes.checkpoints import LLAMA, write_model, write_modules
@@ -293,14 +294,14 @@ def test_a_foreign_variable_is_warned_of_and_the_command_goes_on(meshctl, monkey
 
 
 def test_a_mesh_without_groups_of_a_kind_and_too_few_descriptors_are_said_at_start(meshctl, monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
+    monkeypatch.setattr(up_command, "read_limits", lambda: Limits({FILES: 1024}, {}))
     out, errors = meshctl("up", "--model", "echo", "--decode", "0", "--dry-run")
     assert out.startswith("meshctl run registry")
     group, files = (line for line in errors.splitlines() if line.startswith("note: "))
     assert group == "note: there is no decode group: prefill groups decode, too"
-    assert files.startswith("note: `ulimit -Hn` is 1,024: a gateway can hold about 904 connections, not the 16,384")
+    assert files.startswith("note: `ulimit -Hn` lets a gateway hold about 826 connections, not the 16,384 of")
     assert "note: there is no prefill group" in meshctl("up", "--model", "echo", "--prefill", "0", "--dry-run")[1]
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
+    monkeypatch.setattr(up_command, "read_limits", lambda: Limits({}, {}))
     assert "note: " not in meshctl("up", "--model", "echo", "--mixed", "1", "--dry-run")[1]
 
 

@@ -17,9 +17,11 @@ from mesh.supervision.events import (
     Policy,
     Report,
     Restart,
+    Served,
     Spawn,
     Spawned,
     SpawnFailed,
+    StartOverdue,
     Stop,
     Supervised,
     Terminate,
@@ -366,3 +368,76 @@ def test_a_start_that_says_how_far_it_is_has_its_time_again_and_one_that_stands_
     core.handle(Beat("a", 1, ready=False), 31.0)
     assert done(core.handle(Tick(), 31.9)) == []
     assert done(core.handle(Tick(), 32.0)) == [Kill("a")], "neither words heard before nor silence are progress"
+
+
+def starting(**policy):
+    """A mesh of two whose whole start may take 10 s; `a` is ready at once."""
+    core = Supervisor([Supervised("a"), Supervised("b")], Policy(start_timeout_s=10.0, **policy), {})
+    core.handle(Begin(), 0.0)
+    for actor_id in "ab":
+        core.handle(Spawned(actor_id, 1), 0.0)
+    core.handle(Beat("a", 1, ready=True), 0.5)
+    return core
+
+
+def beats(core, until, *events, step_s=0.5):
+    """Let time pass in which `a` is alive; returns when the start was overdue, and what was said then."""
+    now = 0.5
+    while now < until:
+        now = round(now + step_s, 3)
+        core.handle(Beat("a", 1, ready=True), now)
+        for event in events:
+            core.handle(event(now), now)
+        for command in core.handle(Tick(), now):
+            if isinstance(command, StartOverdue):
+                return now, command
+    return None
+
+
+def test_a_start_that_gets_nowhere_is_over_at_its_time():
+    core = starting()
+    assert beats(core, 60.0) == (10.0, StartOverdue(("b",)))
+    core.handle(Stop("too long", failure="b: no peer"), 10.0)
+    core.handle(Exited("b", 1, "signal 9"), 10.1)
+    assert MeshStopped("b: no peer") in core.handle(Exited("a", 1, "exit 0", cause="exit_0"), 10.2)
+
+
+def test_an_actor_that_is_ready_again_and_again_does_not_put_the_end_of_a_start_off():
+    core = starting(budget=1000, first_start_attempts=1000)
+
+    def dies(now):
+        epoch = core.watches["b"].epoch
+        core.handle(Spawned("b", epoch), now)
+        return Exited("b", epoch, "exit 1")
+
+    assert beats(core, 60.0, dies) == (10.0, StartOverdue(("b",)))
+
+
+def test_loading_puts_it_off_as_long_as_it_goes_on():
+    core = starting()
+    assert beats(core, 30.0, lambda now: Beat("b", 1, ready=False, progress=f"loaded {now} GB")) is None
+    assert beats(core, 60.0)[0] <= 40.5
+
+
+def test_loading_for_the_fourth_time_does_not():
+    core = starting(budget=1000, first_start_attempts=3)
+    core.watches["b"].num_starts = 4
+    assert beats(core, 60.0, lambda now: Beat("b", 1, ready=False, progress=f"loaded {now} GB"))[0] == 10.0
+
+
+def test_all_actors_may_be_ready_and_the_mesh_not():
+    core = starting()
+    assert MeshReady() in core.handle(Beat("b", 1, ready=True), 1.0)
+    events = [lambda now: Beat("b", 1, ready=True)]
+    assert beats(core, 60.0, *events) == (10.0, StartOverdue(()))
+    core = starting()
+    core.handle(Beat("b", 1, ready=True), 1.0)
+    core.handle(Served(), 9.0)
+    assert beats(core, 60.0, *events) is None
+
+
+@pytest.mark.parametrize("end", [Stop("SIGTERM"), Served()])
+def test_a_start_that_has_ended_is_not_overdue(end):
+    core = starting()
+    core.handle(end, 5.0)
+    assert beats(core, 30.0) is None

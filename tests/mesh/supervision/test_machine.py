@@ -16,16 +16,18 @@ from mesh.supervision.events import (
     Policy,
     Report,
     Restart,
+    Served,
     Spawn,
     Spawned,
     SpawnFailed,
+    StartOverdue,
     Stop,
     Supervised,
     Terminate,
     Tick,
 )
 
-POLICY = Policy(budget=4, budget_window_s=20.0, drain_timeout_s=5.0)
+POLICY = Policy(budget=4, budget_window_s=20.0, drain_timeout_s=5.0, start_timeout_s=30.0)
 SPECS = [Supervised("g", 0), Supervised("s", 1, 5.0, "k"), Supervised("w", 1, 5.0, "k"), Supervised("r", 2)]
 ACTORS = [spec.actor_id for spec in SPECS]
 STAND_INS = {"s": "w", "w": "s"}
@@ -47,7 +49,7 @@ class Processes(RuleBasedStateMachine):
         self.born_at, self.ready_at = {}, {}
         self.charged = {actor_id: [] for actor_id in ACTORS}
         self.failures = dict.fromkeys(ACTORS, 0)
-        self.num_ready = self.num_stopped = 0
+        self.num_ready = self.num_stopped = self.num_overdue = 0
         self.stop_asked = False
         self.perform(Begin())
         if gets_ready:
@@ -56,6 +58,7 @@ class Processes(RuleBasedStateMachine):
             for actor_id, epoch in self.alive.items():
                 self.perform(Spawned(actor_id, epoch))
             self.all_beat()
+            self.perform(Served())
 
     def perform(self, event):
         wished = {actor_id for actor_id, watch in self.core.watches.items() if watch.comes_back or watch.stays_away}
@@ -92,6 +95,10 @@ class Processes(RuleBasedStateMachine):
                     self.told_dead.add((actor_id, epoch))
                 case MeshReady():
                     self.num_ready += 1
+                case StartOverdue(unready):
+                    self.num_overdue += 1
+                    assert not self.core.stopping
+                    assert set(unready) == {a for a, w in self.core.watches.items() if w.state != "ready"}
                 case MeshStopped():
                     self.num_stopped += 1
                     assert not self.alive
@@ -245,6 +252,7 @@ class Processes(RuleBasedStateMachine):
     def ends_are_told_once(self):
         assert self.num_ready <= 1
         assert self.num_stopped <= 1
+        assert self.num_overdue <= 1
 
     def teardown(self):
         if not hasattr(self, "core"):
