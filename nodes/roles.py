@@ -108,9 +108,10 @@ class SchedulerAttributes(Part, frozen=True):
 
     `worker_ready` is false while its worker is being replaced: it takes requests, and they wait. `policy` is the order
     in which waiting requests are admitted; empty if not announced. `numerics` is the fingerprint of its worker, or of
-    the last one it had (`Adopted.numerics`): groups of equal numerics compute the same bits. Empty: not known. `asks`
-    are the names of what that worker can do for a draw (`Adopted.asks`). About `damaged_pages` pages its books
-    disagreed: they are used no more, until another incarnation has rebuilt them.
+    the last one it had (`Adopted.numerics`), and `weights` that of the model in its pool (`KVLayout.fingerprint`):
+    groups that have both in common compute the same bits. Empty: not known. `asks` are the names of what that worker
+    can do for a draw (`Adopted.asks`). About `damaged_pages` pages its books disagreed: they are used no more, until
+    another incarnation has rebuilt them.
     """
 
     group: str = ""
@@ -121,6 +122,7 @@ class SchedulerAttributes(Part, frozen=True):
     numerics: str = ""
     asks: list[str] = []
     damaged_pages: int = 0
+    weights: str = ""
 
 
 class GatewayAttributes(Part, frozen=True):

@@ -121,7 +121,7 @@ def _settings(wish: StartMesh) -> Settings:
 
 def _topology(settings: Settings, progress: Progress) -> Topology:
     """The mesh without its gateway, which the engine is."""
-    topology = plan(settings, progress, fetches=True)
+    topology = plan(settings, progress, fetches=True, reading=progress)
     actors = [launch for launch in topology.actors if launch.role != GATEWAY]
     return msgspec.structs.replace(topology, actors=actors)
 

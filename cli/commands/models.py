@@ -15,7 +15,7 @@ from cli.output import print_json, print_table, printable
 from cli.plan.model import ModelPlan, plan_model
 from cli.plan.settings import load_settings
 from cli.supervisor.progress import Progress
-from nodes.model_spec import ModelError, ModelSpec, known_models, resolve_model
+from nodes.model_spec import ModelError, ModelSpec, describe_model, known_models
 from nodes.model_spec.weight_index import expected_shapes
 
 _SHAPE: Final = ("architecture", "num_layers", "hidden_size", "context_length", "dtype")
@@ -110,7 +110,7 @@ def _line(value: Any) -> str:
 
 def _entry(name: str, model: str, note: str = "") -> dict[str, object]:
     try:
-        spec = resolve_model(model)
+        spec = describe_model(model)
     except ModelError as error:
         return {"model": name, **dict.fromkeys((*_SHAPE, "num_parameters"), ""), "note": error.message}
     return {

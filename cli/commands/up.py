@@ -43,7 +43,8 @@ def up(file: Path | None, options: dict[str, Any], *, join: str | None, detach: 
             )
     settings = settings_in_force(file, options)
     if dry_run:
-        topology = plan(settings, Progress(2, is_terminal=sys.stderr.isatty()), fetches=False)
+        progress = Progress(2, is_terminal=sys.stderr.isatty())
+        topology = plan(settings, progress, fetches=False, reading=progress)
         tell_notes(topology)
         if given_keys(os.environ) is not None:
             place = topology.settings.api_key_file
@@ -53,7 +54,8 @@ def up(file: Path | None, options: dict[str, Any], *, join: str | None, detach: 
         # Report unusable settings before anything else. Free memory does not count yet: it is looked at again when an
         # earlier mesh's leftovers are gone, and if a mesh of this name runs, that is the error.
         with contextlib.suppress(NoMemory):
-            plan(settings, Progress(None), fetches=False)
+            # What takes long is said now, all the rest by the second plan.
+            plan(settings, Progress(None), fetches=False, reading=Progress(2))
     return _start(MeshDirectory(settings.name), lambda: settings, detach=detach)
 
 
@@ -93,10 +95,18 @@ def tell_notes(topology: Topology) -> None:
         sys.stderr.write(f"note: {note}\n")
 
 
-def plan(settings: Settings, progress: Progress, *, fetches: bool, checks_limits: bool = True) -> Topology:
+def plan(
+    settings: Settings,
+    progress: Progress,
+    *,
+    fetches: bool,
+    reading: Progress | None = None,
+    checks_limits: bool = True,
+) -> Topology:
     """The topology on this machine; with `fetches` a model of the hub is fetched if it is not there.
 
-    `checks_limits` False leaves limits that are too low for it to whoever reports them all.
+    `reading` as in `plan_model`: without it, what is planned cannot be started. `checks_limits` False leaves limits
+    that are too low for it to whoever reports them all.
 
     Raises BadConfig (including BadKeys), BadModel, NoMemory, LimitTooLow.
     """
@@ -116,7 +126,7 @@ def plan(settings: Settings, progress: Progress, *, fetches: bool, checks_limits
     machine = _look_at_machine(settings)
     if checks_limits:
         require(LEAST, machine.limits)
-    model = plan_model(settings, progress, fetches=fetches)
+    model = plan_model(settings, progress, fetches=fetches, reading=reading)
     topology = plan_topology(model.settings, model.spec, model.argument, machine, model.origin)
     if checks_limits:
         require(topology.needs, machine.limits)
@@ -204,7 +214,7 @@ def _serve(make_settings: Callable[[], Settings], directory: MeshDirectory, prog
     def make_topology() -> Topology:
         settings = make_settings()
         check_ports(settings)
-        topology = plan(settings, progress, fetches=True)
+        topology = plan(settings, progress, fetches=True, reading=progress)
         with directory.written():
             take_given_keys(directory.api_keys, os.environ)
         return topology

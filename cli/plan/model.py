@@ -5,6 +5,9 @@ Called by `meshctl up`, and by commands that plan a topology without starting it
 
 import os
 import signal
+from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,10 +19,12 @@ from cli.plan.compute_dtype import ComputeDtype, choose_dtype
 from cli.plan.settings import Settings
 from cli.supervisor.processes import on_signals
 from cli.supervisor.progress import Progress
-from nodes.model_spec import ModelError, ModelSpec, resolve_model
+from nodes.model_spec import ModelError, ModelSpec, describe_model
 from nodes.model_spec.end_tokens import with_vocabulary
+from nodes.model_spec.fingerprint import WeightsReader, with_known_fingerprint
 from nodes.model_spec.small_files import read_template_file
 from nodes.model_spec.template_files import require_template
+from nodes.sizes import progress_text
 from nodes.tokenizer.checking import TextFacts, check_texts
 from nodes.tokenizer.errors import Overloaded, TemplateError
 
@@ -47,18 +52,18 @@ class ModelPlan(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> ModelPlan:
-    """Find the model, or with `fetches` fetch it. Raises BadModel, BadConfig, or without `fetches` ModelNotHere."""
+def plan_model(settings: Settings, progress: Progress, *, fetches: bool, reading: Progress | None = None) -> ModelPlan:
+    """Find the model, or with `fetches` fetch it. Raises BadModel, BadConfig, or without `fetches` ModelNotHere.
+
+    `reading` is told how far reading its weights is, for the fingerprint; None: they are not read, and it has its own
+    only if that is known already.
+    """
     template = _template_path(settings.chat_template)
     argument, origin = _locate(settings, progress, fetches=fetches)
     try:
-        spec = resolve_model(argument, settings.pooling)
+        spec = describe_model(argument, settings.pooling)
     except ModelError as error:
-        raise BadModel(
-            f"the model {settings.model!r} cannot be served",
-            why=error.message,
-            do="correct it, or give another with --model (`meshctl models` lists those that need no files)",
-        ) from error
+        raise _bad_model(settings, error) from error
     if not spec.has_head and spec.pooling is None:
         raise BadModel(
             f"the model {settings.model!r} cannot be served",
@@ -72,13 +77,37 @@ def plan_model(settings: Settings, progress: Progress, *, fetches: bool) -> Mode
     ):
         # A vector is a prefill: there is nothing to hand over, and a second group would take half of the cores.
         settings = msgspec.structs.replace(settings, mixed=1)
-    texts = _check_texts(settings, spec)
+    with _weights_read(spec, reading) as read:
+        # Beside each other: the one keeps a process of its own waiting, the other takes what cores are left.
+        texts = _check_texts(settings, spec)
+        try:
+            spec = read.result()
+        except ModelError as error:
+            raise _bad_model(settings, error) from error
     dtype = choose_dtype(settings.dtype, spec, settings.device, _cpu_flags())
     settings = msgspec.structs.replace(settings, dtype=dtype.dtype, chat_template=template)
     # The pools' layouts are made from this spec: a worker that computed by another would be refused its pool.
     own = with_vocabulary(spec, texts.vocabulary).within(settings.context_length or 0).quantized(settings.quantize)
     own = msgspec.structs.replace(own, template_reads=texts.reads)
     return ModelPlan(settings, own, argument, texts, origin, (*_notes(settings, own, dtype), *texts.notes))
+
+
+@contextmanager
+def _weights_read(spec: ModelSpec, reading: Progress | None) -> Generator[Future[ModelSpec]]:
+    """`spec` with its fingerprint, from a thread that ends with this context."""
+    shown = reading or Progress(None)
+    reader = WeightsReader(lambda done, size: shown.working("weights", f"read {progress_text(done, size)}"))
+    with ThreadPoolExecutor(1, "weights") as thread:
+        try:
+            yield thread.submit(with_known_fingerprint if reading is None else reader.read, spec)
+        finally:
+            # What fails meanwhile is said at once, however large the model is.
+            reader.stop()
+
+
+def _bad_model(settings: Settings, error: ModelError) -> BadModel:
+    do = "correct it, or give another with --model (`meshctl models` lists those that need no files)"
+    return BadModel(f"the model {settings.model!r} cannot be served", why=error.message, do=do)
 
 
 def names_hub(model: str) -> bool:

@@ -395,6 +395,7 @@ class _Planner:
             dtype=self._settings.dtype,
             quantize=self._settings.quantize,
             pooling=self._settings.pooling,
+            weights=self._spec.weights,
             context_length=self._settings.context_length or 0,
             page_size=self._settings.kv.page_size,
             num_threads=self._num_threads,

@@ -52,7 +52,7 @@ from mesh.wire.frames import PeerDown
 from mesh.wire.message import Message
 from nodes.actor_figures import ActorFigures, actor_figures
 from nodes.api_keys.note import api_keys_notes
-from nodes.numerics import kernels_note, numerics_note, quantization_note, scheduler_numerics
+from nodes.numerics import kernels_note, numerics_note, quantization_note, scheduler_numerics, weights_note
 from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
 from nodes.protocol.records import FindCalls, FindNotes
 from nodes.protocol.stores import FindFates, FlushStores, ListStores
@@ -221,7 +221,7 @@ class SupervisorActor(Actor):
         # In a thread: all of them take longer than heartbeats may wait.
         pss = await asyncio.to_thread(_pss_of, list(actors.values())) if question.pss else {}
         actors |= {member.actor_id: _foreign(member, host) for member in members if member.actor_id not in actors}
-        notes = (told([me, *members]) for told in (quantization_note, numerics_note, kernels_note))
+        notes = (told([me, *members]) for told in (quantization_note, weights_note, numerics_note, kernels_note))
         numerics = scheduler_numerics(members)
 
         def shown(id_: str, row: ActorStatus) -> ActorStatus:

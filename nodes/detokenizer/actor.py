@@ -24,7 +24,7 @@ from nodes.detokenizer.core import (
     TokensArrived,
 )
 from nodes.detokenizer.incremental import DecoderFactory
-from nodes.model_spec import resolve_model
+from nodes.model_spec import describe_model
 from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.protocol import TokenBatch
 from nodes.redaction import PromptRedactor
@@ -102,7 +102,7 @@ class DetokenizerActor(Actor):
         }
 
     def _load(self) -> Tokenizer:
-        return load_tokenizer(resolve_model(self._config.model))
+        return load_tokenizer(describe_model(self._config.model))
 
     def _handle(self, event: Event) -> None:
         if self._core is None or self._driver is None:

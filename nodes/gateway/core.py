@@ -70,6 +70,7 @@ from nodes.gateway.retrying import (
     QUIET_PACES,
     pause_before,
 )
+from nodes.numerics import UNKNOWN_BITS
 from nodes.protocol import AttemptFailed, Pooled, PromptRead, Route, TextBatch, TextDelta
 from nodes.protocol.attempts import OVER_SHARE
 from nodes.protocol.memory import MEMORY_RELEASED
@@ -219,9 +220,9 @@ class GatewayCore:
             self._end(state, None, failure, now)
             return
         if news.num_tokens or news.text:
-            # Of thousands of tokens at most one is the first under other numerics: the rest should cost a comparison.
-            numerics = self._peers.numerics.get(state.route.decode, "")
-            if numerics != state.numerics and news.num_tokens and state.take_numerics(numerics):
+            # Of thousands of tokens at most one is the first with other bits: the rest should cost a comparison.
+            bits = self._peers.bits.get(state.route.decode, UNKNOWN_BITS)
+            if bits != state.bits and news.num_tokens and state.take_bits(bits):
                 self.num_numerics_changes += 1
             state.resend_at = now + max(self._config.quiet_s, min(MAX_QUIET_S, QUIET_PACES * state.pace_s))
             state.num_resends = 0

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodes.gateway.records.sample_log import SampleSoFar
+from nodes.numerics import Bits
 from nodes.protocol import (
     AttemptFailed,
     ChooseRoute,
@@ -140,12 +141,12 @@ class DetokenizersChanged(NamedTuple):
 class SchedulersChanged(NamedTuple):
     """The schedulers that are ready now, with their epochs; `stand_ins` decode only while no others are there.
 
-    `numerics` are the fingerprints of all that announce one, ready or not: a draining one still brings output.
+    `bits` are those of all that announce them, ready or not: a draining one still brings output.
     """
 
     ready: dict[str, int]
     stand_ins: frozenset[str] = frozenset()
-    numerics: dict[str, str] = {}
+    bits: dict[str, Bits] = {}
 
 
 class ClientGone(NamedTuple):

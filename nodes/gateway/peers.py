@@ -6,18 +6,18 @@ from nodes.gateway.events import DetokenizersChanged, SchedulersChanged
 
 
 class Peers:
-    """Schedulers and detokenizers. A scheduler's epoch is 0 if it is not ready, its numerics empty if not known."""
+    """Schedulers and detokenizers. A scheduler's epoch is 0 if it is not ready."""
 
     def __init__(self) -> None:
         self._detokenizers: list[str] = []
         self._schedulers = SchedulersChanged({})
-        self.numerics = self._schedulers.numerics
+        self.bits = self._schedulers.bits
 
     def take(self, event: DetokenizersChanged | SchedulersChanged) -> None:
         if isinstance(event, DetokenizersChanged):
             self._detokenizers = event.ready
         else:
-            self._schedulers, self.numerics = event, event.numerics
+            self._schedulers, self.bits = event, event.bits
 
     def epoch_of(self, scheduler: str) -> int:
         return self._schedulers.ready.get(scheduler, 0)
@@ -27,12 +27,14 @@ class Peers:
 
     def has_equal(self, scheduler: str, *, with_stand_ins: bool) -> bool:
         """Whether another one is ready that computes the same bits; stand-ins may not count."""
-        numerics = self.numerics.get(scheduler, "")
-        return bool(numerics) and any(
-            other != scheduler
-            and self.numerics.get(other) == numerics
-            and (with_stand_ins or not self.is_stand_in(other))
-            for other in self._schedulers.ready
+        bits = self.bits.get(scheduler)
+        return (
+            bits is not None
+            and bits.are_known
+            and any(
+                other != scheduler and self.bits.get(other) == bits and (with_stand_ins or not self.is_stand_in(other))
+                for other in self._schedulers.ready
+            )
         )
 
     def has_detokenizer(self, actor_id: str) -> bool:

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from nodes.gateway.events import Deliver, DeliverVector, End, Failure, Opened, Tokens
 from nodes.gateway.records.sample_log import SampleLog, SampleSoFar
+from nodes.numerics import UNKNOWN_BITS, Bits
 from nodes.prompt_payloads import PromptPayloads
 from nodes.protocol import ChooseRoute, Pooled, Submit, Suspected, TextDelta
 from nodes.protocol.records import STALL_S
@@ -49,6 +50,7 @@ class RequestState:
         "arrived_at",
         "attempt",
         "awaited_epoch",
+        "bits",
         "cleared_at",
         "deaths",
         "detokenizer",
@@ -56,7 +58,7 @@ class RequestState:
         "excluded",
         "failure",
         "gap_until",
-        "has_other_numerics",
+        "has_other_bits",
         "has_progressed",
         "last_at",
         "log",
@@ -70,7 +72,6 @@ class RequestState:
         "num_restored_tokens",
         "num_route_tries",
         "num_tries",
-        "numerics",
         "opened",
         "output_ids",
         "pace_s",
@@ -97,9 +98,9 @@ class RequestState:
         self.output_ids: list[int] = []
         # What is read of the prompt, if anything: kept from attempt to attempt, as the output is.
         self.reading = PromptPayloads(1, len(opened.prompt_ids)) if opened.spec.sampling.reads_prompt else None
-        # The fingerprint under which the first output ids were computed; whether later ones were under another.
-        self.numerics = ""
-        self.has_other_numerics = False
+        # What the first output ids were computed with, and how; whether later ones were computed otherwise.
+        self.bits = UNKNOWN_BITS
+        self.has_other_bits = False
         self.pace_s = 0.0
         self.log = SampleLog(opened.arrived_at)
         self.num_chars = 0
@@ -207,15 +208,15 @@ class RequestState:
         cached = (self.num_cached_tokens, tokens, self.num_restored_tokens)
         return Deliver(self.opened.request_id, text, len(token_ids), since_s, first, *cached)
 
-    def take_numerics(self, numerics: str) -> bool:
-        """Note under which fingerprint output was computed. True if it is the first under another one."""
+    def take_bits(self, bits: Bits) -> bool:
+        """Note what output was computed with, and how. True if it is the first that was computed otherwise."""
         # Counted once for a request: what matters is that its text is not computed with the same bits throughout.
-        if not numerics or numerics == self.numerics or self.has_other_numerics:
+        if not bits.numerics or bits == self.bits or self.has_other_bits:
             return False
-        if not self.numerics:
-            self.numerics = numerics
+        if not self.bits.numerics:
+            self.bits = bits
             return False
-        self.has_other_numerics = True
+        self.has_other_bits = True
         return True
 
     def fail(self, *, is_lost: bool) -> None:
@@ -263,7 +264,8 @@ class RequestState:
             token_ids=[*self.opened.prompt_ids, *self.output_ids],
             extra_key=self.opened.spec.extra_key,
             excluded=list(self.excluded),
-            numerics=self.numerics,
+            numerics=self.bits.numerics,
+            weights=self.bits.weights,
             asks=self.opened.spec.needs,
         )
 

@@ -25,7 +25,6 @@ from nodes.model_spec.weight_index import (
     find_weight_files,
     index_notes,
     read_header,
-    weights_digest,
     with_stored_head,
 )
 from nodes.models.config_fields import ConfigFields
@@ -38,7 +37,10 @@ _EDGE_BYTES: Final = 4096
 
 
 def read_directory(directory: Path, name: str = "") -> ModelSpec:
-    """The model in `directory`, called `name` (by default the result of `name_of`). Raises `ModelError`."""
+    """The model in `directory`, called `name` (by default the result of `name_of`), without its fingerprint.
+
+    Raises `ModelError`.
+    """
     try:
         return _read(directory, name)
     except OSError as error:
@@ -75,9 +77,8 @@ def _read(directory: Path, name: str) -> ModelSpec:
     )
     spec = with_rows_of_head(with_stored_head(spec, headers))
     check_weights(spec, headers)
-    beside = check_dense(spec.pooling)
-    fingerprint = f"{spec.shape_digest().hex()}-{weights_digest((*files, *beside)).hex()}"
-    return msgspec.structs.replace(spec, fingerprint=fingerprint)
+    check_dense(spec.pooling)
+    return spec
 
 
 def read_description(directory: Path, name: str = "") -> ModelSpec:

@@ -7,23 +7,32 @@ from typing import Final
 import msgspec
 
 from nodes.model_spec.directory import read_directory
+from nodes.model_spec.fingerprint import WeightsReader
 from nodes.model_spec.pooling_choice import PoolingChoice, with_pooling
 from nodes.model_spec.presets import RANDOM_MODELS, echo_model, random_model
-from nodes.models.spec import ModelSpec
+from nodes.models.spec import ModelSpec, WeightsRead
 
 BUNDLED_DIRECTORY: Final = Path(__file__).parent.parent / "bundled"
 
 
-def resolve_model(model: str, pooling: PoolingChoice = "auto") -> ModelSpec:
+def describe_model(model: str, pooling: PoolingChoice = "auto") -> ModelSpec:
     """The model named by `tiny`, `echo[?step_ms=…&token_us=…]`, `random:ARCH[?seed=…&dtype=…]` or a directory.
 
-    `pooling` says how it makes vectors, instead of the directory. Reads configuration and weight headers, not weights.
-    Raises a `ModelError` that says what to do.
+    `pooling` says how it makes vectors, instead of the directory. Reads configuration and weight headers, not weights,
+    so a directory's model has no fingerprint: for who computes nothing with it. Raises a `ModelError` that says what to
+    do.
     """
-    return with_pooling(_resolve(model), pooling)
+    return with_pooling(_describe(model), pooling)
 
 
-def _resolve(model: str) -> ModelSpec:
+def resolve_model(model: str, pooling: PoolingChoice = "auto", known: WeightsRead | None = None) -> ModelSpec:
+    """As `describe_model`, with the fingerprint: reads all weights whose hash is not known yet, at about 1 GB a second
+    and core. `known` is what another process found. Raises a `ModelError`.
+    """
+    return WeightsReader().read(describe_model(model, pooling), known)
+
+
+def _describe(model: str) -> ModelSpec:
     name, _, options = model.partition("?")
     if name == "echo":
         return echo_model(options)

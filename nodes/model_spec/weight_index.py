@@ -4,7 +4,6 @@ Called by `directory` when a model is resolved (so a damaged download is reporte
 worker's loader.
 """
 
-import hashlib
 import json
 import math
 import posixpath
@@ -37,10 +36,6 @@ _DTYPES: Final = {
 }
 """All that safetensors has, by the bits that a number takes."""
 _BITS: Final = {dtype: bits for bits, dtypes in _DTYPES.items() for dtype in dtypes}
-_NUM_SAMPLES: Final = 64
-"""64 samples of 4 KiB read 256 KiB of a file, however large: milliseconds, where a digest of 5 GB takes 10 s."""
-_SAMPLE_BYTES: Final = 4096
-"""A block of the file system: less costs a disk as much."""
 
 _Index = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -229,17 +224,3 @@ def _check_tensor(name: str, entry: TensorEntry, file: Path, shape: tuple[int, .
             f"{file}: {name!r} is stored as {entry.dtype}. Weights are read in float32, bfloat16 and float16 only,"
             " not quantised ones: save the model in one of these, or give another."
         )
-
-
-def weights_digest(files: tuple[Path, ...]) -> bytes:
-    """A 16-byte digest of each file's size, header and evenly spread samples; differs between models of one shape."""
-    digest = hashlib.blake2b(digest_size=16)
-    for file in files:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            digest.update(size.to_bytes(8, "little") + stream.read(length))
-            for sample in range(_NUM_SAMPLES):
-                stream.seek(8 + length + (size - 8 - length) * sample // _NUM_SAMPLES)
-                digest.update(stream.read(_SAMPLE_BYTES))
-    return digest.digest()

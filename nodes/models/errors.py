@@ -4,6 +4,7 @@
       ModelNotFound        "model_not_found"      no such directory, preset or file in it
       ModelDamaged         "model_damaged"        files that contradict each other or themselves
       ModelUnsupported     "model_unsupported"    well-formed, but not supported here
+      WeightsChanged       "weights_changed"      files that were changed while they were read
       TensorParallelUnfit  "tensor_parallel_unfit" it cannot be cut for that many ranks
 
 None is retryable: each says what is wrong, why, and what to do.
@@ -26,6 +27,10 @@ class ModelDamaged(ModelError, code="model_damaged"):
 
 class ModelUnsupported(ModelError, code="model_unsupported"):
     """The model is well-formed, but of a kind that the worker does not support."""
+
+
+class WeightsChanged(ModelError, code="weights_changed"):
+    """Files of weights were changed while they were read."""
 
 
 class TensorParallelUnfit(ModelError, code="tensor_parallel_unfit", param="tp"):

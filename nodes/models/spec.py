@@ -76,6 +76,18 @@ class VocabularyFacts(Part, frozen=True):
     fill_in: FillIn | None = None
 
 
+class WeightsRead(Part, frozen=True):
+    """What reading the files of a model's weights found: the hash of all their bytes, and in which state they were.
+
+    `state` is a hash of what the file system says of each file; a file that changes has another. With `is_settled` the
+    files had been as they were for long enough that any later change is seen by that.
+    """
+
+    digest: str
+    state: str
+    is_settled: bool
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One model: its shape as in `config.json`, its ids and texts, and the absolute paths of its files.
 
@@ -91,7 +103,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     with `own_ids_win` none whose id it gives to a token of its own. With `split_special_tokens` texts of special tokens
     in a prompt are encoded like any text. If a model has several chat templates and none is
     the default, `named_templates` has their names. `said_by` says in which file something stands: `chat_template`,
-    `special_tokens.NAME`, `eos_token_ids.ID`. `fingerprint` is equal only for equal weights and configuration.
+    `special_tokens.NAME`, `eos_token_ids.ID`. `fingerprint` is equal only for equal weights and configuration; until a
+    directory's `weights` are read it is empty.
 
     `architecture` is one of `nodes.models.registry.ARCHITECTURES`, or `echo`. `qk_norm`: queries and keys are
     normalised before they are rotated, each head by itself or all heads of a position together.
@@ -171,6 +184,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     first_position: int = 0
     type_vocab_size: int = 0
     activation: Activation = "silu"
+    weights: WeightsRead | None = None
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
@@ -243,7 +257,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         shape = msgspec.structs.replace(
             self, name="", fingerprint="", path="", tokenizer_path="", chat_template=None, named_templates=(),
             special_tokens={}, added_tokens=(), own_ids_win=False, split_special_tokens=False, said_by={},
-            weight_files=(), eos_token_ids=(), echo=EchoTimings(), dtype="",
+            weight_files=(), weights=None, eos_token_ids=(), echo=EchoTimings(), dtype="",
             sampling_defaults=SamplingDefaults(), notes=(), max_context_reason="", pooling=None,
         )  # fmt: skip
         return hashlib.blake2b(msgspec.json.encode(shape), digest_size=16).digest()

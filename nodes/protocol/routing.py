@@ -85,8 +85,8 @@ class Prepared(Message, frozen=True):
 class ChooseRoute(Message, frozen=True):
     """Ask for the route of a later attempt: its ids are known; `excluded` names actors where it just failed.
 
-    `numerics` is the fingerprint (`SchedulerAttributes.numerics`) under which the request's first output was computed:
-    output computed under an equal one has the same bits. Empty: no output yet, or not known. `asks` as in `Prepare`.
+    `numerics` and `weights` are those (`SchedulerAttributes`) under which the request's first output was computed:
+    output computed under equal ones has the same bits. Empty: no output yet, or not known. `asks` as in `Prepare`.
     """
 
     request_id: str
@@ -95,6 +95,7 @@ class ChooseRoute(Message, frozen=True):
     excluded: list[str] = []
     numerics: str = ""
     asks: list[str] = []
+    weights: str = ""
 
 
 class ChooseMoves(Message, frozen=True):

@@ -369,6 +369,8 @@ class SchedulerActor(Actor):
                     worker_ready=worker_ready,
                     policy=self._config.policy,
                     numerics=numerics,
+                    # The worker has mapped the same pool, and was refused it unless its weights have this fingerprint.
+                    weights="" if self._pool is None else self._pool.info.layout.fingerprint,
                     asks=list(asks),
                     damaged_pages=0 if self.core is None else self.core.idle_check.num_found,
                 )

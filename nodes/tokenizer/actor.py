@@ -16,9 +16,10 @@ from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver
 from mesh.wire.codec import Codec
 from mesh.wire.frames import PeerDown
-from nodes.model_spec import ModelError, ModelSpec, resolve_model
+from nodes.model_spec import ModelError, ModelSpec, describe_model
 from nodes.model_spec.small_files import read_template_file
 from nodes.model_spec.template_files import require_template
+from nodes.numerics import Bits
 from nodes.protocol import (
     PROMPT_TAIL_CHARS,
     ChooseMoves,
@@ -170,7 +171,7 @@ class TokenizerActor(Actor):
         }
 
     def _load(self) -> tuple[ModelSpec, TextEncoder]:
-        spec = resolve_model(self._config.model)
+        spec = describe_model(self._config.model)
         if not self._config.chat_template:
             require_template(spec)
         return spec, load_encoder(spec, self._config.context_length)
@@ -334,7 +335,7 @@ class TokenizerActor(Actor):
             ask.extra_key,
             frozenset(ask.excluded),
             self.ctx.now(),
-            ask.numerics,
+            Bits(ask.weights, ask.numerics),
             ask.asks,
         )
 

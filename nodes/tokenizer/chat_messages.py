@@ -174,7 +174,7 @@ def _in_order_of_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             said.sort(key=lambda result: places.get(result.get("tool_call_id"), 0))
         calls: Any = said[-1].get("tool_calls")
         places = {}
-        for at, call in enumerate(calls if isinstance(calls, list) else ()):  # pyright: ignore[reportUnknownArgumentType]
+        for at, call in enumerate(cast("list[Any]", calls) if isinstance(calls, list) else ()):
             if isinstance(call, dict):
                 places.setdefault(cast("dict[str, Any]", call).get("id"), at)
         ordered += said

@@ -20,6 +20,7 @@ from kvstore.hashing import TOKEN_BYTES, pack_tokens, page_hash, root_hash
 from kvstore.protocol import CacheEvents
 from mesh.address import Address
 from mesh.membership.view import READY, RELEASED, Member
+from nodes.numerics import UNKNOWN_BITS, Bits
 from nodes.protocol import ChooseMoves, ChooseRoute, Load, Route
 from nodes.request import VECTORS
 from nodes.roles import DETOKENIZER, SCHEDULER, WORKER, SchedulerAttributes
@@ -129,6 +130,10 @@ class _Scheduler:
         self.num_recent_tokens += num_tokens
 
     @property
+    def bits(self) -> Bits:
+        return Bits(self.attributes.weights, self.attributes.numerics)
+
+    @property
     def prefill_rate(self) -> float:
         """Tokens of prompts that it computes in a second; 0.0 if that is not known."""
         rate = 0.0 if self.load is None else self.load.prefill_tokens_per_s
@@ -191,15 +196,15 @@ class RoutingCore:
         extra_key: str,
         excluded: Collection[str],
         now: float,
-        numerics: str = "",
+        bits: Bits = UNKNOWN_BITS,
         asks: Collection[str] = (),
     ) -> Route:
         """The route of one request. Excluded actors are chosen only if no others are left.
 
-        A request that has output, computed under `numerics`, goes on at a scheduler of the same numerics, whatever that
-        costs, if one can begin at once; else at any that can. Only groups whose workers can do all of `asks` are
-        chosen, for the prefill too. A request for a vector goes straight to a group that prefills, and needs no
-        detokenizer. `now` is any monotonic clock, seconds.
+        A request that has output, computed with `bits`, goes on at a scheduler of the same weights, and there of the
+        same numerics, whatever that costs, if one can begin at once; else at any that can. Only groups whose workers
+        can do all of `asks` are chosen, for the prefill too, and of those that have weights in common. A request for a
+        vector goes straight to a group that prefills, and needs no detokenizer. `now` is any monotonic clock, seconds.
 
         Raises NoCapacity, UnsupportedAsk.
         """
@@ -219,7 +224,8 @@ class RoutingCore:
                 if is_vector
                 else scheduler.attributes.phase == PREFILL,
                 # Ranks below a ready worker: going on with other bits is better than a stalled stream.
-                bool(numerics) and scheduler.attributes.numerics != numerics,
+                bool(bits.weights) and scheduler.attributes.weights != bits.weights,
+                bool(bits.numerics) and scheduler.attributes.numerics != bits.numerics,
                 self._cost(scheduler, len(token_ids), overlaps[scheduler.actor_id], now),
                 _draw(request_id, scheduler.actor_id),
             )
@@ -227,7 +233,8 @@ class RoutingCore:
         decode = min(ready, key=rank)
         prefill = None
         if decode.attributes.phase not in (PREFILL, MIXED) and not is_vector:
-            prefilling = self._prefilling(ready, len(token_ids), excluded, now)
+            alike = [one for one in ready if one.attributes.weights == decode.attributes.weights]
+            prefilling = self._prefilling(alike, len(token_ids), excluded, now)
             # Mostly there is one, which needs no rank.
             prefill = prefilling[0] if len(prefilling) == 1 else min(prefilling, key=rank, default=None)
         for scheduler in filter(None, (decode, prefill)):
@@ -254,7 +261,7 @@ class RoutingCore:
     def _move(self, holder: _Scheduler, request: ChooseRoute, returns_in_s: float, now: float) -> Route | None:
         is_vector, num_tokens = VECTORS in request.asks, len(request.token_ids)
         excluded = (*request.excluded, holder.actor_id)
-        numerics = request.numerics or holder.attributes.numerics
+        bits = Bits(request.weights, request.numerics) if request.numerics else holder.bits
         try:
             able = self._able(request.asks, now)
             detokenizer = "" if is_vector else self._choose_detokenizer(request.request_id, request.excluded)
@@ -266,7 +273,8 @@ class RoutingCore:
             one
             for one in able
             # Before anything else: other bits may be other text, and to wait costs only time.
-            if one.attributes.numerics == numerics != ""
+            if one.bits == bits
+            and bits.are_known
             and one.attributes.phase != wrong_phase
             and one.actor_id not in excluded
             and one.holds(num_tokens)
@@ -275,9 +283,7 @@ class RoutingCore:
         if not groups:
             return None
         prefilling = [
-            one
-            for one in ([] if is_vector else self._prefilling(able, num_tokens, excluded, now))
-            if one.attributes.numerics == numerics
+            one for one in ([] if is_vector else self._prefilling(able, num_tokens, excluded, now)) if one.bits == bits
         ]
         both = {one.actor_id: one for one in (*groups, *prefilling)}
         overlaps = _overlaps(both.values(), request.token_ids, request.extra_key)

@@ -111,6 +111,7 @@ class WorkerActor(Actor, Resident):
         self._age = age
         self._host = host
         self._pool: PagePool | None = None
+        self._spec: ModelSpec
         self._core: WorkerCore | None = None
         self._driver: CoreDriver[Event, Command] | None = None
         self._ranks = RankGroup(config, self._leave, collectives) if config.tp_size > 1 else None
@@ -141,7 +142,7 @@ class WorkerActor(Actor, Resident):
         begin("mesh_worker_steps_refused_total", reason=STEP_REFUSALS)
         begin("mesh_worker_row_errors_total", code=ROW_ERRORS)
         config = self._config
-        spec = config.spec()
+        spec = self._spec = await self._read_model()
         asks = self._persistent
         pool = self._pool = await wait_for_pool(self.ctx, asks, self._host, config, spec, self._on_refusal)
         # Without the wait for the pool: while the group's memory is released it may be hours.
@@ -269,10 +270,17 @@ class WorkerActor(Actor, Resident):
 
     @override
     async def take_memory(self, handle: PoolHandle) -> None:
-        spec = self._config.spec()
+        # As it was read, whatever has become of its files: weights that were kept are those.
+        spec = self._spec
         pool = self._pool = take_pool(self._host, self._config, spec, handle)
         self._adopted = msgspec.structs.replace(self._adopted, incarnation=handle.incarnation)
         await self._engine.take(self.ctx, self._persistent, spec, pool)
+
+    async def _read_model(self) -> ModelSpec:
+        """In a thread, as it may read all weights: no heartbeat would be sent for seconds."""
+        # The echo model has no files, and does everything on the event loop.
+        has_files = self._config.model.partition("?")[0] != "echo"
+        return await asyncio.to_thread(self._config.spec) if has_files else self._config.spec()
 
     @property
     def _depth(self) -> int:

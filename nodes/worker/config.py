@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from kvstore.pool.device import CPU
-from nodes.model_spec import ModelSpec, PoolingChoice, Quantization, resolve_model
+from nodes.model_spec import ModelSpec, PoolingChoice, Quantization, WeightsRead, resolve_model
 
 
 class ConfigError(ValueError):
@@ -20,7 +20,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `end_token_ids` are those that end an answer, with what the tokenizer's files say; empty: what the configs say.
 
-    `pooling` says how vectors are made, as `--pooling` has it.
+    `pooling` says how vectors are made, as `--pooling` has it. `weights` is what was read of the model's files when the
+    mesh was planned: the worker reads them itself if that is not known, or if they have changed since.
 
     `quantize` rounds weights to `int8` when they are loaded; only for one rank alone, on the CPU.
 
@@ -65,10 +66,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     map_retry_s: float = 0.2
     end_token_ids: tuple[int, ...] = ()
     pooling: PoolingChoice = "auto"
+    weights: WeightsRead | None = None
 
     def spec(self) -> ModelSpec:
-        """The model as this worker computes it. Raises ModelError."""
-        spec = resolve_model(self.model, self.pooling).within(self.context_length).quantized(self.quantize)
+        """The model as this worker computes it. May read all weights. Raises ModelError."""
+        spec = resolve_model(self.model, self.pooling, self.weights)
+        spec = spec.within(self.context_length).quantized(self.quantize)
         return msgspec.structs.replace(spec, eos_token_ids=self.end_token_ids) if self.end_token_ids else spec
 
     def __post_init__(self) -> None:

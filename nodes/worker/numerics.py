@@ -1,14 +1,16 @@
 """Checks, when a model is loaded, which same-bits rule holds on this machine, and names its numerics.
 
 Same bits: a row's result must not depend on how many rows are computed with it. Whether that holds is a property of the
-libraries' kernels for this processor, shapes and dtype, so it is tested on the loaded layers themselves:
+libraries' kernels for this processor, shapes and dtype, so it is tested on layers of the model's shapes, one of each
+kind that it has. Their weights are drawn, not the model's: numerics say how is computed, not what with.
 
     any      calls of any number of rows agree (native kernels)
     rows4    calls of any multiple of four rows agree (packed or plain kernels)
     tile16   only calls of one fixed number of rows agree: linears run in tiles of 16 rows
     varies   neither: results are right, but may differ in the last bit with the batch
 
-The fingerprint ends in a hash of the results themselves: workers with equal fingerprints have equal bits.
+The fingerprint ends in a hash of the results themselves: workers of one model (`ModelSpec.fingerprint`) with equal
+ones have equal bits.
 """
 
 import hashlib
@@ -47,21 +49,44 @@ _NUM_ROWS: Final = 64
 _NUM_HEAD_ROWS: Final = 16
 """Fewer, as the head's product is a model's largest (vocabulary times hidden size), and is computed at every load."""
 _PARTS: Final = ((0, 4), (4, 12), (12, 32), (28, 64), (16, 64), (60, 64))
+_PANEL_ROWS: Final = 64
+"""Of a head; native kernels compute fewer rows at once."""
 _NUM_POSITIONS: Final = 3 * SPLIT + 9
 """Three whole splits and a part of a fourth: edges within splits, between them, and at the end."""
 
 
 class Numerics(NamedTuple):
-    """Two workers have equal `fingerprint`s exactly if they compute equal bits (as far as the check's probes see)."""
+    """Two workers of one model have equal `fingerprint`s exactly if they compute equal bits, as far as probes see."""
 
     rule: Rule
     fingerprint: str
 
 
+def drawn_model(spec: ModelSpec, most_words: int = 0) -> ModelSpec:
+    """A model of random weights that computes as `spec` does, with one layer of each kind that `spec` has.
+
+    With `most_words` its vocabulary has at most so many whole panels of the head, and what `spec` has beside those.
+    """
+    kinds = [*dict.fromkeys((i in spec.sliding_layers, i in spec.dense_layers) for i in range(spec.num_layers))]
+    num_words = most_words + spec.vocab_size % _PANEL_ROWS if most_words else spec.vocab_size
+    return msgspec.structs.replace(
+        spec,
+        source="random",
+        seed=0,
+        num_layers=len(kinds),
+        sliding_layers=tuple(i for i, (slides, _) in enumerate(kinds) if slides),
+        dense_layers=tuple(i for i, (_, is_dense) in enumerate(kinds) if is_dense),
+        vocab_size=min(spec.vocab_size, num_words),
+        weight_files=(),
+        weights=None,
+        pooling=None,
+    )
+
+
 def check_torch(
     spec: ModelSpec, network: DeviceNetwork, attention: TorchAttention, rule: Rule, num_threads: int
 ) -> Numerics:
-    """The rule and fingerprint of the loaded layers and of `attention`, the same at all ranks of a group.
+    """The rule and fingerprint of a network of `drawn_model` and of `attention`, the same at all ranks of a group.
 
     Raises what `check_numerics` raises.
     """
@@ -120,7 +145,7 @@ def check_numerics(
 
 
 def _linear_results(spec: ModelSpec, network: DeviceNetwork) -> Iterator[tuple[bool, Tensor]]:
-    """The first layer's products and the head's, if there is one, each on rows of realistic size: of norm 1."""
+    """The products of each layer and of the head, if there is one, each on rows of realistic size: of norm 1."""
     model, drawn = network.model, _drawn(1, _NUM_ROWS, spec.hidden_size).to(network.dtype)
     if isinstance(model, Encoder):
         yield _compare(partial(network.layer_norm, by=model.embedding_norm), drawn)
@@ -128,7 +153,7 @@ def _linear_results(spec: ModelSpec, network: DeviceNetwork) -> Iterator[tuple[b
     else:
         assert isinstance(model, Decoder), "a model is one or the other"
         hidden = rows_of(network.norm(drawn, model.norm))
-    for seed, part in enumerate(parts_of((Experts, Gated, Activated, Linear), model.layers[0]), 2):
+    for seed, part in enumerate(parts_of((Experts, Gated, Activated, Linear), model.layers), 2):
         if isinstance(part, Gated | Activated):
             compute = (
                 partial(network.gated, by=part) if isinstance(part, Gated) else partial(network.activated, by=part)

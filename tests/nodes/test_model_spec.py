@@ -15,6 +15,7 @@ from nodes.model_spec import (
     ModelSpec,
     ModelUnsupported,
     RopeParameters,
+    describe_model,
     known_models,
     resolve_model,
 )
@@ -114,12 +115,12 @@ def test_float16_is_computed_in_float32_unless_the_device_says_otherwise(tmp_pat
 
 def test_gemma_has_its_activation_in_another_field(tmp_path: Path) -> None:
     gemma = LLAMA | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
-    plain = resolve_model(str(write_model(tmp_path, gemma)))
+    plain = describe_model(str(write_model(tmp_path, gemma)))
     for key in ("hidden_activation", "hidden_act"):
-        assert resolve_model(str(write_model(tmp_path, gemma | {key: "gelu_pytorch_tanh"}))) == plain
+        assert describe_model(str(write_model(tmp_path, gemma | {key: "gelu_pytorch_tanh"}))) == plain
     (tmp_path / "config.json").write_text(json.dumps(gemma | {"hidden_activation": "silu"}))
     with pytest.raises(ModelUnsupported, match="hidden_activation is 'silu'; supported is 'gelu_pytorch_tanh'"):
-        resolve_model(str(tmp_path))
+        describe_model(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import SchedulersChanged
 from nodes.gateway.page.shown import mesh_shown
 from nodes.gateway.scheduler_view import SchedulerView
-from nodes.numerics import kernels_note, numerics_note, quantization_note
+from nodes.numerics import Bits, kernels_note, numerics_note, quantization_note, scheduler_bits, weights_note
 
 NOTE = "worker groups compute with different numerics, so their results are not bit-identical: g-a, g-c (x); g-b (<y>)"
 
@@ -32,6 +32,15 @@ def test_equal_numerics_and_those_that_nobody_tells_are_no_news(members: list[Me
 
 def test_unequal_groups_are_named_with_what_they_have() -> None:
     assert numerics_note(UNEQUAL) == NOTE
+
+
+def test_groups_of_unequal_weights_are_named() -> None:
+    members = [member("a", "x", weights="w"), member("b", "x", weights="v"), member("c", "x")]
+    assert weights_note(members) == (
+        "worker groups serve different weights, so they exchange no KV and answers differ: g-a (w); g-b (v)"
+    )
+    assert weights_note(members[1:]) == numerics_note(members) == ""
+    assert scheduler_bits(members) == {"a": Bits("w", "x"), "b": Bits("v", "x"), "c": Bits("", "x")}
 
 
 def test_slow_kernels_are_told_once() -> None:
@@ -63,5 +72,5 @@ def test_a_gateway_is_told_all_numerics_and_logs_unequal_ones_once() -> None:
         for number, members in enumerate(([member("a", "x")], UNEQUAL, [member("a", "x", phase="prefill"), drains]), 1):
             view.reset(1, number, members)
             told = schedulers.changed()
-    assert told == SchedulersChanged({"a": 1}, frozenset({"a"}), {"a": "x", "b": "<y>"})
+    assert told == SchedulersChanged({"a": 1}, frozenset({"a"}), {"a": Bits("", "x"), "b": Bits("", "<y>")})
     assert [(line["event"], line["note"]) for line in lines] == [("unequal_numerics", NOTE)]

@@ -10,7 +10,7 @@ from mesh.wire.frames import History
 from nodes.actor_figures import KV_USAGE, RUNNING, WAITING, ActorFigures, actor_figures
 from nodes.call_spans import sample_spans
 from nodes.gateway.config import GatewayConfig
-from nodes.numerics import kernels_note, numerics_note, quantization_note
+from nodes.numerics import kernels_note, numerics_note, quantization_note, weights_note
 from nodes.protocol.records import CallRecord, DeathRecord, HeardDeath, SampleRecord
 from nodes.stats import ActorStats, hosts_of, silent_hosts
 
@@ -122,7 +122,9 @@ def mesh_shown(
         model=config.model_name,
         context=f"context {config.context_length} tokens" if config.context is None else str(config.context),
         missing=list(missing),
-        notes=[note(members) for note in (quantization_note, numerics_note, kernels_note) if note(members)],
+        notes=[
+            note(members) for note in (quantization_note, weights_note, numerics_note, kernels_note) if note(members)
+        ],
         silent=silent_hosts(answers),
         actors=[
             ActorShown(

@@ -9,7 +9,7 @@ A row whose editors raise, or leave nothing to draw, fails alone: nothing is com
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -83,14 +83,14 @@ class Draws:
             return self.outcome(*own.draw(logits, self._altered, self._reads, likely))
         if likely is None:
             assert logits is not None, "without logits nothing is likely"
-            drawn = sample(logits, self._every()).tolist()
+            drawn = _ids(sample(logits, self._every()))
         else:
             drawn = likely.tolist()
             if self._altered:
                 assert logits is not None, "logits are wanted"
                 altered = list(self._altered)
                 rows = logits if len(altered) == len(drawn) else logits[altered]
-                tokens = sample(rows, [*self._altered.values()]).tolist()
+                tokens = _ids(sample(rows, [*self._altered.values()]))
                 for at, token in zip(altered, tokens, strict=True):
                     drawn[at] = token
         if not self._reads:
@@ -145,3 +145,7 @@ class Draws:
         which = torch.tensor([*self._reads], device=logits.device)
         draws = [self._altered.get(at, PLAIN) for at in self._reads]
         return measured(logits[which], tokens[which], draws, [*self._reads.values()])
+
+
+def _ids(tokens: Tensor) -> list[int]:
+    return cast("list[int]", tokens.tolist())

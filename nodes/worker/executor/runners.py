@@ -5,6 +5,7 @@ from typing import Protocol
 from kvstore.pool.device import CPU
 from kvstore.pool.page_pool import PagePool
 from nodes.model_spec import ModelSpec
+from nodes.model_spec.fingerprint import require_unchanged
 from nodes.worker.config import WorkerConfig
 from nodes.worker.errors import CollectiveFailed, GroupNotFormed
 from nodes.worker.executor.echo import EchoRunner
@@ -36,10 +37,14 @@ def make_runner(
         if config.device == CPU:
             from nodes.worker.ops.torch.load import load_host_runner
 
-            return load_host_runner(spec, config, pool, collectives)
-        from nodes.worker.cuda.load import load_cuda_runner
+            runner = load_host_runner(spec, config, pool, collectives)
+        else:
+            from nodes.worker.cuda.load import load_cuda_runner
 
-        return load_cuda_runner(spec, config, pool, collectives)
+            runner = load_cuda_runner(spec, config, pool, collectives)
+        # Its pages go by the name of the bytes that were hashed. Nothing is left in the files.
+        require_unchanged(spec)
+        return runner
     except CollectiveFailed as error:
         raise GroupNotFormed(
             f"the ranks of {config.group} lost each other while they loaded {spec.name}: {error}"

@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from kvstore.errors import PoolReleased
 from kvstore.pool.mapping import map_pool
 from kvstore.pool.page_pool import MemoryHost, PagePool
@@ -42,6 +44,11 @@ async def wait_for_pool(
 def take_pool(host: MemoryHost, config: WorkerConfig, spec: ModelSpec, handle: PoolHandle) -> PagePool:
     """Map the pool. Raises LayoutMismatch if it was made for another model, and PoolError."""
     wanted = spec.kv_layout(config.dtype, config.page_size, config.tp_rank, config.tp_size)
+    if handle.layout != wanted and msgspec.structs.replace(handle.layout, fingerprint=wanted.fingerprint) == wanted:
+        raise LayoutMismatch(
+            f"{config.agent} has made the pool of {config.group} for other weights ({handle.layout.fingerprint}) than"
+            f" {config.model} has now ({wanted.fingerprint}). Restore those, or start the mesh again to serve these."
+        )
     if handle.layout != wanted:
         raise LayoutMismatch(
             f"{config.agent} has made the pool of {config.group} for {handle.layout}, but {config.model} needs"

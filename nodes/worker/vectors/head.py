@@ -66,7 +66,7 @@ def _read(dense: Dense, own: WeightSource | None) -> tuple[Floats, Floats | None
         weight = torch.cat([own.part(dense.weight, Part(0, row, row + 1)) for row in dense.rows])
     else:
         weight = own.tensor(dense.weight)
-    return weight.numpy(), own.tensor(dense.bias).numpy() if dense.bias else None
+    return weight.clone().numpy(), own.tensor(dense.bias).clone().numpy() if dense.bias else None
 
 
 def _stored(dense: Dense, name: str) -> Floats:
@@ -81,4 +81,4 @@ def _stored(dense: Dense, name: str) -> Floats:
         )
     if not found.isfinite().all():
         raise WeightsUnfit(f"{name!r} in {dense.path} has numbers that are not finite. Download it again.")
-    return found.numpy()
+    return found.clone().numpy()

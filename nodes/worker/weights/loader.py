@@ -1,7 +1,8 @@
 """Where a model's tensors come from: safetensors files, mapped, never unpickled.
 
-Called by the models while they are built. A tensor is converted to the compute dtype when it is requested and fused or
-packed at once, so that only the packed weights stay in memory; the system can drop pages of the files.
+Called by the models while they are built. A tensor is converted to the compute dtype when it is requested and fused,
+packed or copied at once, so that only that stays in memory; the system can drop pages of the files. A tensor that was
+kept as it lies in its file would change with the file, under a fingerprint that says what it was.
 """
 
 from pathlib import Path

@@ -14,6 +14,8 @@ from nodes.worker.weights.loader import WeightSource
 class PartWeights:
     """One rank's tensors of a model, on `device` or where `source` has them; the embedding, read first, is kept.
 
+    Without `device` they may lie in their file: who keeps one takes a copy.
+
     Raises what `source` raises.
     """
 
@@ -58,4 +60,4 @@ class PartWeights:
         part = self._shard.part_of(parameter.cut)
         name = parameter.name
         found = self._source.tensor(name) if part is None else self._source.part(name, part)
-        return found if self._device is None else found.to(self._device)
+        return found if self._device is None else found.to(self._device, copy=True)

@@ -18,13 +18,16 @@ from nodes.models.tensor_parallel import Part
 from nodes.worker.weights.loader import WeightSource, padded_part
 
 _PIECE: Final = 1_048_573
+PROBE_PIECE: Final = 65_537
+"""Enough where only a few layers are drawn, to be tried; a thousandth of a second, not sixteen, for each tensor."""
 _DEVIATION: Final = 0.02
 
 
 class RandomWeights(WeightSource):
     """Drawn, not read: normal with deviation 0.02 around each parameter's mean, which is 1 for most norms."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, piece: int = _PIECE) -> None:
+        self._piece = piece
         self._seed = spec.seed
         self._dtype = dtype
         self._parameters = parameters(spec)
@@ -50,12 +53,12 @@ class RandomWeights(WeightSource):
         digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
         parameter = self._parameters[name]
-        piece = torch.randn(min(math.prod(parameter.shape), _PIECE), generator=generator) * _DEVIATION
+        piece = torch.randn(min(math.prod(parameter.shape), self._piece), generator=generator) * _DEVIATION
         piece = (piece + parameter.mean).to(self._dtype)
         tensor = torch.empty(end - begin, dtype=self._dtype)
         at = begin
         while at < end:
-            first = at % _PIECE
+            first = at % self._piece
             part = piece[first : first + end - at]
             tensor[at - begin :][: part.shape[0]] = part
             at += part.shape[0]

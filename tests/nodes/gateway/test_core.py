@@ -38,6 +38,7 @@ from nodes.gateway.events import (
     Tick,
     Tokens,
 )
+from nodes.numerics import Bits
 from nodes.protocol import AttemptFailed, ResendFrom, Route, TextBatch, TextDelta
 from nodes.protocol.records import AttemptRecord
 from nodes.request import AttemptRef, RequestSpec, Sampling, Stages, StopRules
@@ -390,24 +391,24 @@ def test_a_scheduler_said_to_be_dead_by_its_host_is_waited_for(far: GatewayCore)
     assert only(far.handle(SchedulersChanged({"s.d": 2, "s.p": 1}), 2.95), SendSubmit).scheduler == "s.d"
 
 
-NUMERICS = {"d0": "x", "d1": "y", "d2": "x"}
+BITS = {"d0": Bits("w", "x"), "d1": Bits("w", "y"), "d2": Bits("w", "x")}
 
 
 def test_the_next_route_is_asked_for_with_the_numerics_of_the_first_output(running: GatewayCore) -> None:
-    running.handle(SchedulersChanged({"d0": 1, "d1": 1}, numerics=NUMERICS), 0.0)
+    running.handle(SchedulersChanged({"d0": 1, "d1": 1}, bits=BITS), 0.0)
     assert only(running.handle(failed(0, "draining"), 0.1), AskRoute).message.numerics == "", (
         "no output: any bits will do"
     )
     running.handle(to("d1"), 0.2)
     running.handle(batch(delta(0, [7], 0, "a", attempt=1, scheduler="d1")), 0.3)
     # It drains, so it is not ready; what it announces still holds of what it has computed.
-    running.handle(SchedulersChanged({"d0": 1}, numerics=NUMERICS), 0.4)
-    asked = only(running.handle(failed(1, "draining"), 0.5), AskRoute)
-    assert (asked.message.numerics, running.num_numerics_changes) == ("y", 0)
+    running.handle(SchedulersChanged({"d0": 1}, bits=BITS), 0.4)
+    asked = only(running.handle(failed(1, "draining"), 0.5), AskRoute).message
+    assert (asked.weights, asked.numerics, running.num_numerics_changes) == ("w", "y", 0)
 
 
 def test_a_request_that_goes_on_under_other_numerics_is_counted_once(running: GatewayCore) -> None:
-    running.handle(SchedulersChanged({"d0": 1, "d1": 1, "d2": 1}, numerics=NUMERICS), 0.0)
+    running.handle(SchedulersChanged({"d0": 1, "d1": 1, "d2": 1}, bits=BITS), 0.0)
     running.handle(batch(delta(0, [7], 0, "a")), 0.1)
     counts = []
     for attempt, decode in enumerate(("d2", "d1", "d0", "d1"), 1):
@@ -420,10 +421,11 @@ def test_a_request_that_goes_on_under_other_numerics_is_counted_once(running: Ga
     assert counts == [0, 0, 0, 1, 1, 1, 1, 1], "when output comes, not when it is hoped for"
 
 
-def test_a_worker_of_other_numerics_under_the_same_scheduler_is_counted_too(running: GatewayCore) -> None:
-    running.handle(SchedulersChanged({"d0": 1}, numerics={"d0": "x"}), 0.0)
+@pytest.mark.parametrize("other", [Bits("w", "y"), Bits("v", "x")], ids=["numerics", "weights"])
+def test_a_worker_of_other_bits_under_the_same_scheduler_is_counted_too(running: GatewayCore, other: Bits) -> None:
+    running.handle(SchedulersChanged({"d0": 1}, bits={"d0": Bits("w", "x")}), 0.0)
     running.handle(batch(delta(0, [7], 0, "a")), 0.1)
-    running.handle(SchedulersChanged({"d0": 1}, numerics={"d0": "y"}), 0.2)
+    running.handle(SchedulersChanged({"d0": 1}, bits={"d0": other}), 0.2)
     running.handle(batch(delta(0, [7], 0, "a")), 0.3)
     assert running.num_numerics_changes == 0, "nothing new has come"
     running.handle(batch(delta(1, [8], 1, "b")), 0.4)

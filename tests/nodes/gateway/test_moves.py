@@ -26,6 +26,7 @@ from nodes.gateway.events import (
 )
 from nodes.gateway.moves import MAX_AWAY_S
 from nodes.gateway.requests import MAX_MOVES
+from nodes.numerics import Bits
 from nodes.protocol import AttemptFailed, Route, Suspected, TextBatch, TextDelta
 from nodes.request import VECTOR_KINDS, AttemptRef, RequestSpec, Sampling, StopRules
 
@@ -60,7 +61,8 @@ def of(commands: list[Any], kind: type) -> list[Any]:
 def mesh(numerics: dict[str, str] = EQUAL, stand_ins: frozenset[str] = frozenset()) -> GatewayCore:
     core = GatewayCore("g0", CONFIG)
     core.handle(DetokenizersChanged(["t0"]), 0.0)
-    core.handle(SchedulersChanged(dict.fromkeys(numerics, 1), stand_ins, numerics), 0.0)
+    bits = {name: Bits("w", one) for name, one in numerics.items()}
+    core.handle(SchedulersChanged(dict.fromkeys(numerics, 1), stand_ins, bits), 0.0)
     return core
 
 
@@ -77,7 +79,7 @@ def running() -> GatewayCore:
 def test_a_move_is_a_new_attempt_that_has_not_failed(running: GatewayCore) -> None:
     (asked,) = running.handle(GroupAway("d0", 0.3), 100.0)
     assert (asked.holder, asked.returns_in_s, asked.message.token_ids) == ("d0", pytest.approx(0.3), [1, 2, 3, 0, 1])
-    assert asked.message.numerics == "bits"
+    assert (asked.message.weights, asked.message.numerics) == ("w", "bits")
     submit, cancel = running.handle(MoveChosen("r", 0, "d0", THERE), 100.01)
     assert cancel == SendCancel("d0", [AttemptRef("r", 0)])
     message = submit.message

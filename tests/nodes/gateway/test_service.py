@@ -248,14 +248,14 @@ class _OddTokenizer(FakeTokenizer):
 
 
 async def with_two_groups(ring: Ring) -> Any:
-    """Two of the same numerics, and five requests at the first, which computes nothing for them."""
-    ring.scheduler.ctx.announce(numerics="bits")
+    """Two of the same bits, and five requests at the first, which computes nothing for them."""
+    ring.scheduler.ctx.announce(numerics="bits", weights="w")
     ring.faults.silent = True
     output = (await begin(ring, n=5)).output
     await until(lambda: len(ring.seen.submits) == 5)
     ring.faults.silent = False
-    await ring.start("d1", FakeScheduler(ring.faults, ring.seen), group="b", numerics="bits")
-    await until(lambda: len(ring.gateway.service.core._peers._schedulers.numerics) == 2)
+    await ring.start("d1", FakeScheduler(ring.faults, ring.seen), group="b", numerics="bits", weights="w")
+    await until(lambda: len(ring.gateway.service.core._peers._schedulers.bits) == 2)
     return output
 
 

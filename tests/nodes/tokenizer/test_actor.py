@@ -242,7 +242,7 @@ async def test_prompts_do_not_wait_behind_what_is_only_counted(mesh, monkeypatch
 async def test_requests_of_a_dead_worker_are_told_where_they_go_on_sooner(mesh):
     for name in ("s0", "s1"):
         scheduler = mesh.systems[name].actor.ctx
-        scheduler.announce(numerics="bits")
+        scheduler.announce(numerics="bits", weights="w")
         load = Load(num_running=0, num_waiting=0, num_free_pages=99, num_pages=99, prefill_tokens_per_s=1e4)
         scheduler.publish(LOAD_TOPIC, load)
     known = mesh.tokenizer.routing.schedulers

@@ -28,7 +28,7 @@ def worker(actor_id: str, epoch: int = 1, state: str = "ready", **attributes: An
 
 
 def group(name: str, **attributes: Any) -> Member:
-    return member(name, **{"group": name, "numerics": "bits"} | attributes)
+    return member(name, **{"group": name, "numerics": "bits", "weights": "w"} | attributes)
 
 
 def load(**fields: Any) -> Load:
@@ -91,15 +91,22 @@ def test_nobody_else_makes_room_for_a_move() -> None:
     assert moves(core, asked("next")) == {}, "the first one has taken them"
 
 
-@pytest.mark.parametrize("numerics", ["other", ""])
-def test_other_bits_are_no_place_to_move_to(numerics: str) -> None:
-    assert moves(router(group("a"), group("b", numerics=numerics)), returns_in_s=math.inf) == {}
-    assert moves(router(group("a", numerics=""), group("b", numerics="")), returns_in_s=math.inf) == {}
+@pytest.mark.parametrize("value", ["other", ""])
+@pytest.mark.parametrize("what", ["numerics", "weights"])
+def test_other_bits_are_no_place_to_move_to(what: str, value: str) -> None:
+    other = {what: value}
+    assert moves(router(group("a"), group("b", **other)), returns_in_s=math.inf) == {}
+    assert moves(router(group("a", **{what: ""}), group("b", **{what: ""})), returns_in_s=math.inf) == {}
+    # Nor is its prompt prefilled there for a group that is one.
+    core = router(group("a"), group("b", phase="decode"), group("p", phase="prefill", **other))
+    assert moves(core, returns_in_s=math.inf)["r"].prefill == ""
 
 
-def test_a_request_goes_on_under_the_numerics_of_its_first_output() -> None:
-    core = router(group("a"), group("b"), group("c", numerics="first"))
-    assert moves(core, asked(numerics="first"))["r"].decode == "c"
+def test_a_request_goes_on_with_the_bits_of_its_first_output() -> None:
+    core = router(group("a"), group("b"), group("c", numerics="first"), group("d", weights="first"))
+    assert moves(core, asked(numerics="first", weights="w"))["r"].decode == "c"
+    assert moves(core, asked(numerics="bits", weights="first"))["r"].decode == "d"
+    assert moves(core, asked(numerics="bits")) == {}, "of unknown weights"
 
 
 @pytest.mark.parametrize(

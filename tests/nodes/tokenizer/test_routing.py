@@ -10,6 +10,7 @@ from kvstore.hashing import chain_hashes, pack_tokens, root_hash
 from kvstore.protocol import CacheCleared, CacheEvents, PageRemoved, PagesStored
 from mesh.address import Address, Endpoint
 from mesh.membership.view import Member
+from nodes.numerics import Bits
 from nodes.protocol import Load
 from nodes.request import VECTORS
 from nodes.tokenizer.config import RoutingLimits
@@ -61,8 +62,8 @@ def load(**fields):
     return Load(**(defaults | fields))
 
 
-def choose(core, request_id="r", token_ids=PROMPT, extra_key="", excluded=(), now=0.0, numerics=""):
-    return core.choose(request_id, token_ids, extra_key, excluded, now, numerics)
+def choose(core, request_id="r", token_ids=PROMPT, extra_key="", excluded=(), now=0.0, numerics="", weights=""):
+    return core.choose(request_id, token_ids, extra_key, excluded, now, Bits(weights, numerics))
 
 
 def overlap(core, token_ids=PROMPT, extra_key=""):
@@ -346,6 +347,26 @@ def test_the_prefill_scheduler_of_a_later_attempt_has_equal_numerics_too():
     route = choose(core, numerics="y", now=9.0)
     assert (route.decode, route.prefill) == ("d", "q")
     assert choose(core, numerics="y", excluded=["q"], now=18.0).prefill == "p", "another one is better than none"
+
+
+def test_a_request_with_output_goes_on_with_equal_weights_before_equal_numerics() -> None:
+    core = router(member("a", weights="v", numerics="x"), member("b", weights="w", numerics="y"))
+    core.handle(LoadChanged("b", load(num_running=50)))
+    assert choose(core, weights="w", numerics="x").decode == "b"
+    waits = member("b", weights="w", numerics="y", worker_ready=False)
+    core.handle(MembersChanged([member("a", weights="v", numerics="x"), waits, *DETOKENIZERS]))
+    assert choose(core, weights="w", numerics="x").decode == "a", "there it would wait for a worker"
+
+
+def test_nobody_prefills_for_a_group_of_other_weights() -> None:
+    """Its pages would be refused when they come, after they were computed."""
+    decodes = member("d", phase="decode", weights="w")
+    others = [member("p", phase="prefill", weights="v"), member("q", phase="prefill")]
+    core = router(decodes, *others)
+    assert choose(core).prefill == ""
+    core.handle(MembersChanged([decodes, *others, member("r", phase="prefill", weights="w"), *DETOKENIZERS]))
+    core.handle(LoadChanged("r", load(num_running=50)))
+    assert choose(core, now=9.0).prefill == "r"
 
 
 def test_a_scheduler_whose_link_is_lost_is_the_last_choice_until_it_is_heard_again() -> None:

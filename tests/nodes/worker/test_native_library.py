@@ -13,21 +13,17 @@ import torch
 
 from kvstore.pool.page_pool import HeapHost, PoolInfo
 from nodes.model_spec import resolve_model
-from nodes.models.registry import model_of
 from nodes.worker.config import WorkerConfig
 from nodes.worker.memory.actions import give_back_heap
 from nodes.worker.ops.native import builds, sources
 from nodes.worker.ops.native.builds import Choice, choose_library
 from nodes.worker.ops.native.oracle import TOLERANCE, disagreement
-from nodes.worker.ops.native.probe import program_results
+from nodes.worker.ops.native.probe import Probe, program_results
 from nodes.worker.ops.native.sources import BUILDS, DIRECTORY, builds_for
 from nodes.worker.ops.native.steps import Columns, NativeSteps
-from nodes.worker.ops.native.weights import pack_weights
 from nodes.worker.ops.torch.load import load_host_runner
 from nodes.worker.ops.torch.products import PackedProduct
 from nodes.worker.weights.load_progress import LoadProgress, current_load
-from nodes.worker.weights.part_weights import PartWeights
-from nodes.worker.weights.random_weights import RandomWeights
 from tests.nodes.worker.native_builds import NAMES, ROOT, RUNNABLE, build_all, library_of, resident_mb
 from tests.nodes.worker.torch_running import Row, make_runner, step
 
@@ -180,10 +176,8 @@ def test_builds_agree_with_torch(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_encoder_has_the_same_bits_alone_and_together(name: str) -> None:
     spec, library = resolve_model("random:tiny-bert"), library_of(name)
-    model, layout = model_of(spec), spec.kv_layout()
-    weights = PartWeights(model, RandomWeights(spec, torch.float32), spec.shard())
-    results = program_results(spec, library, pack_weights(model, weights, library), model, layout)
-    assert all(is_same for is_same, _ in results)
+    probe = Probe(spec, library, spec.kv_layout(), torch.float32, None)
+    assert all(is_same for is_same, _ in program_results(probe))
 
 
 def test_a_build_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

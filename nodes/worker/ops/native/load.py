@@ -5,10 +5,10 @@ import torch
 from nodes.model_spec import ModelSpec
 from nodes.models.registry import model_of
 from nodes.worker.config import WorkerConfig
-from nodes.worker.numerics import check_numerics, numbers_of
+from nodes.worker.numerics import Numerics, check_numerics, numbers_of
 from nodes.worker.ops.native.builds import Library, choose_library
 from nodes.worker.ops.native.oracle import TOLERANCE, disagreement, draws_agree
-from nodes.worker.ops.native.probe import draw_results, program_results
+from nodes.worker.ops.native.probe import Probe, draw_results, program_results
 from nodes.worker.ops.native.program import ProgramUnfit
 from nodes.worker.ops.native.rows import NativeRows
 from nodes.worker.ops.native.runner import NativeRunner
@@ -88,13 +88,31 @@ def _load(
     rows: NativeRows | None,
     collectives: Collectives | None,
 ) -> NativeRunner | str:
-    model, dtype = model_of(spec), TORCH_DTYPES[view.layout.dtype]
-    shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
-    weights = pack_weights(model, PartWeights(model, source, shard), library, quantized_names(spec))
     try:
-        steps = NativeSteps(spec, library, weights, model, view, collectives)
+        numerics = _numerics(spec, view, num_threads, library, rows, collectives)
     except ProgramUnfit as error:
         return f"torch kernels: {error}"
+    # Better slower than a text that depends on the other requests: failover promises the same bits.
+    if numerics.rule == "varies":
+        return "torch kernels: with native kernels the bits would depend on the batch here"
+    model = model_of(spec)
+    shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
+    weights = pack_weights(model, PartWeights(model, source, shard), library, quantized_names(spec))
+    steps = NativeSteps(spec, library, weights, model, view, collectives)
+    return NativeRunner(steps, numerics.fingerprint, rows, VectorHead(spec))
+
+
+def _numerics(
+    spec: ModelSpec,
+    view: PoolView,
+    num_threads: int,
+    library: Library,
+    rows: NativeRows | None,
+    collectives: Collectives | None,
+) -> Numerics:
+    """Before the model itself is loaded, so that nothing was read in vain. Raises ProgramUnfit."""
+    dtype = TORCH_DTYPES[view.layout.dtype]
+    probe = Probe(spec, library, view.layout, dtype, collectives)
 
     def set_threads(count: int) -> None:
         library.set_threads(count)
@@ -103,21 +121,11 @@ def _load(
 
     def tried() -> list[tuple[bool, torch.Tensor]]:
         drawn = () if rows is None else draw_results(rows)
-        return [*program_results(spec, library, weights, model, view.layout, collectives), *drawn]
+        return [*program_results(probe), *drawn]
 
-    numerics = check_numerics(
-        tried,
-        "any",
-        numbers_of(spec, dtype),
-        # The sums over the inner dimension are cut differently.
-        f"native-{library.name}" + (f"-tp{shard.size}" if shard.size > 1 else ""),
-        num_threads,
-        set_threads,
-    )
-    # Better slower than a text that depends on the other requests: failover promises the same bits.
-    if numerics.rule == "varies":
-        return "torch kernels: with native kernels the bits would depend on the batch here"
-    return NativeRunner(steps, numerics.fingerprint, rows, VectorHead(spec))
+    # The sums over the inner dimension are cut differently.
+    tp = "" if collectives is None else f"-tp{collectives.size}"
+    return check_numerics(tried, "any", numbers_of(spec, dtype), f"native-{library.name}{tp}", num_threads, set_threads)
 
 
 def _say(kernels_note: str) -> None:

@@ -1,9 +1,8 @@
 """Tests a recorded program, and draws, with rows batched in several ways.
 
-The program's first layer and head are run, on pages of their own.
+The program is that of a model with drawn weights, one layer of each kind and a head, on pages of its own.
 """
 
-import copy
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -16,17 +15,23 @@ from torch import Tensor
 
 from kvstore.layout import KVLayout
 from nodes.model_spec import ModelSpec
-from nodes.models.architecture import Architecture
+from nodes.models.registry import model_of
+from nodes.worker.numerics import drawn_model
 from nodes.worker.ops.native.builds import Library
 from nodes.worker.ops.native.oracle import tried_draws
 from nodes.worker.ops.native.rows import NativeRows
 from nodes.worker.ops.native.steps import Columns, NativeSteps, PooledRows
-from nodes.worker.ops.native.weights import Weights
+from nodes.worker.ops.native.weights import pack_weights
 from nodes.worker.parallel.collectives import Collectives
 from nodes.worker.pool.view import PoolView
+from nodes.worker.weights.part_weights import PartWeights
+from nodes.worker.weights.quantization import quantized_names
+from nodes.worker.weights.random_weights import PROBE_PIECE, RandomWeights
 
 _EDGES: Final = (0, 1, 37, 64, 73)
 _COPIES: Final = 3
+_MOST_WORDS: Final = 4096
+"""A head's numbers are sums of their own, however many there are; those of 151,936 words took half of a check."""
 
 
 class _Rows(NamedTuple):
@@ -37,25 +42,25 @@ class _Rows(NamedTuple):
     end: int
 
 
-class _Probe:
-    """The first layer, and what comes behind the last, over pages of their own for some copies of a sequence."""
+class Probe:
+    """A model of drawn weights, shaped as `spec`, over pages of its own for some copies of a sequence.
+
+    Raises ProgramUnfit.
+    """
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        library: Library,
-        weights: Weights,
-        model: Architecture,
-        layout: KVLayout,
-        collectives: Collectives | None,
+        self, spec: ModelSpec, library: Library, layout: KVLayout, dtype: torch.dtype, collectives: Collectives | None
     ) -> None:
-        first = copy.copy(model)
-        # One layer is enough: bits that depend on the batch would do so in each, and all of them would delay the load.
-        first.layers = model.layers[:1]
-        layout = msgspec.structs.replace(layout, num_layers=1)
+        # One layer of each kind is enough: bits that depend on the batch would do so in each.
+        self.spec = spec = drawn_model(spec, _MOST_WORDS)
+        model = model_of(spec)
+        shard = spec.shard() if collectives is None else spec.shard(collectives.rank, collectives.size)
+        drawn = PartWeights(model, RandomWeights(spec, dtype, PROBE_PIECE), shard)
+        weights = pack_weights(model, drawn, library, quantized_names(spec))
+        layout = msgspec.structs.replace(layout, num_layers=spec.num_layers)
         self._num_pages = layout.num_pages_for(_EDGES[-1])
         pool = PoolView(bytearray((1 + _COPIES * self._num_pages) * layout.page_bytes), layout)
-        self._steps = NativeSteps(spec, library, weights, first, pool, collectives)
+        self._steps = NativeSteps(spec, library, weights, model, pool, collectives)
         self._token_ids = np.random.default_rng(1).integers(0, spec.vocab_size, _EDGES[-1], dtype=np.int32)
 
     def logits(self, *rows: _Rows, ends: Sequence[int] = ()) -> Tensor:
@@ -87,19 +92,12 @@ class _Probe:
         return self._steps.run(columns, pooled=pooled)[1]
 
 
-def program_results(
-    spec: ModelSpec,
-    library: Library,
-    weights: Weights,
-    model: Architecture,
-    layout: KVLayout,
-    collectives: Collectives | None = None,
-) -> Iterator[tuple[bool, Tensor]]:
-    """Whether some positions have the same bits in one piece, in chunks and as single rows; and logits `[4, vocab]`.
+def program_results(probe: Probe) -> Iterator[tuple[bool, Tensor]]:
+    """Whether some positions have the same bits in one piece, in chunks and as single rows; and logits `[4, words]`.
 
     Of an encoder, whether three sequences have the same bits alone and together; and their last hidden states.
     """
-    probe = _Probe(spec, library, weights, model, layout, collectives)
+    spec = probe.spec
     if spec.is_encoder:
         # It has embeddings of no more positions than its context.
         each = [_Rows(copy, 0, min(end, spec.context_length)) for copy, end in enumerate(_EDGES[2:])]

@@ -2,7 +2,7 @@
 
 from array import array
 from operator import add
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -127,7 +127,7 @@ class NativeSteps:
         self._program.run(step, self.collectives)
         if self.collectives is not None and logits is not None:
             logits = self.collectives.all_gather(logits)[:, : self._vocab_size]
-            drawn = array("i", most_likely(logits)[1].tolist())
+            drawn = array("i", cast("list[int]", most_likely(logits)[1].tolist()))
         return drawn, logits
 
     def room_for(self, rows: Ints) -> PooledRows:

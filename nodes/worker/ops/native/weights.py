@@ -35,15 +35,16 @@ def pack_weights(
     Raises what `weights` raises, MemoryError, and WeightsUnfit if int8 cannot express a weight.
     """
     name, embedding = model.embedding.weight.name, weights.embedding
-    table = PackedWeight(library, (embedding,), is_int8=True) if name in quantized else embedding
+    table = PackedWeight(library, (embedding,), is_int8=True) if name in quantized else embedding.clone()
     tables = (one for one in (model.embedding.positions, model.embedding.types) if one is not None)
-    packed = Weights(embedding.dtype, table, {}, {}, {one.name: weights.table(one).contiguous() for one in tables})
+    packed = Weights(embedding.dtype, table, {}, {}, {one.name: weights.table(one).clone() for one in tables})
     for part in parts_of((Norm, LayerNorm, Gated, Linear), model.parts):
         if isinstance(part, Norm):
             packed.norms[part.weight.name] = weights.norm(part).contiguous()
             continue
         if isinstance(part, LayerNorm):
-            packed.norms.update(zip((part.weight.name, part.bias.name), weights.layer_norm(part), strict=True))
+            weight, bias = weights.layer_norm(part)
+            packed.norms.update({part.weight.name: weight.clone(), part.bias.name: bias.clone()})
             continue
         # Tied to the embedding: packed once and read by both, otherwise the largest matrix would be in memory twice.
         if part.name == name and isinstance(table, PackedWeight):
