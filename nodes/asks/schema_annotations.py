@@ -78,6 +78,7 @@ class _Copy:
     def __init__(self, document: SchemaDocument, *, with_all_patterns: bool) -> None:
         self._document = document
         self._with_all_patterns = with_all_patterns
+        self._whole: Schema = {}
         self._left: list[tuple[Mapping[str, Any], Schema]] = []
         self._num_seen = 0
         # Where in the copy those are that are pointed to, by identity.
@@ -85,9 +86,8 @@ class _Copy:
         self._kept: dict[str, Any] = {}
 
     def of(self, schema: Mapping[str, Any]) -> Schema:
-        whole: Schema = {}
         self._places[id(schema)] = "#"
-        self._left.append((schema, whole))
+        self._left.append((schema, self._whole))
         while self._left:
             source, copy = self._left.pop()
             self._num_seen += 1
@@ -95,7 +95,7 @@ class _Copy:
                 raise TooManySchemas
             self._fill(copy, source)
             fit_numbers(copy)
-        return {**whole, "$defs": self._kept} if self._kept else whole
+        return {**self._whole, "$defs": self._kept} if self._kept else self._whole
 
     def _fill(self, copy: Schema, source: Mapping[str, Any]) -> None:
         for key, value in source.items():
@@ -105,7 +105,7 @@ class _Copy:
             if key == "$ref":
                 copy[key] = self._place(self._document.target(source))
             elif key == "$schema":
-                if isinstance(value, str) and (dialect := _DIALECT.fullmatch(value)):
+                if isinstance(value, str) and copy is self._whole and (dialect := _DIALECT.fullmatch(value)):
                     draft = dialect[1]
                     copy[key] = f"http{'' if draft[0] == '-' else 's'}://json-schema.org/draft{draft}/schema"
             elif key in _CUT or self._is_left_out(key, value):

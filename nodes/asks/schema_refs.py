@@ -11,6 +11,7 @@ from urllib.parse import unquote, urljoin
 
 AnySchema: TypeAlias = Mapping[str, Any] | bool
 _SHOWN_CHARS: Final = 100
+"""Of a reference, in an error: most have 20, and clients choose how long they are."""
 
 
 class UnresolvedReference(ValueError):

@@ -144,7 +144,7 @@ class Calls(Stage):
         name: str | None = None
         held: str | None = None
         num_passed = 0
-        is_read = False
+        has_inner = False
         yield from cursor.expect("{")
         while True:
             key = yield from self._string()
@@ -153,13 +153,13 @@ class Calls(Stage):
             yield from cursor.blanks()
             if key == "function" and name is held is None and not is_inner and (yield from cursor.ahead("{")):
                 yield from self._json_call(is_inner=True)
-                is_read = True
-            elif key in _NAMES and name is None and not is_read:
+                has_inner = True
+            elif key in _NAMES and name is None and not has_inner:
                 name = self._known((yield from self._string()))
                 if held is not None:
                     self._begin_call(name)
                     self._arguments(held)
-            elif key in self.argument_keys and not (self._all_is_text or self._open or is_read):
+            elif key in self.argument_keys and not (self._all_is_text or self._open or has_inner):
                 if name is not None and (yield from cursor.ahead("{")):
                     self._begin_call(name)
                     yield from self._object()
@@ -169,7 +169,7 @@ class Calls(Stage):
                     if name is not None:
                         self._begin_call(name)
                         self._arguments(held)
-            elif key in _PASSED_OVER or self._open or is_read:
+            elif key in _PASSED_OVER or self._open or has_inner:
                 yield from cursor.value(self.value_limit)
                 num_passed += 1
             else:
@@ -182,7 +182,7 @@ class Calls(Stage):
             self._end_call()
             return
         yield from cursor.expect("}")
-        if is_read:
+        if has_inner:
             self._emit_mark()
             return
         if name is None or not self.bare:

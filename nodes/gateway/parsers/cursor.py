@@ -105,13 +105,13 @@ class Cursor:
             too_long = self.pos - self.taken - offset > limit
             if scanner.done and not too_long:
                 written = self.text[self.taken + offset : self.pos]
-                return as_json(written) if has_controls else written
+                return _as_json(written) if has_controls else written
             if scanner.broken or too_long or self.closed:
                 raise NotACall
             yield
 
 
-def as_json(written: str) -> str:
+def _as_json(written: str) -> str:
     """A whole value that may have line ends in strings, as JSON."""
     scanner = JsonScanner()
     scanner.scan(written, 0)

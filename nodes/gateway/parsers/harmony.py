@@ -83,7 +83,7 @@ class HarmonyParser(Calls):
         recipient: str = header["first"] or header["second"] or ""
         self._all_is_text = bool(recipient)
         name = self._name_in(recipient)
-        if recipient.startswith(_FUNCTIONS) or name in self.tools:
+        if recipient.startswith(_FUNCTIONS) or (name in self.tools and header["channel"] != _ANALYSIS):
             yield from self._call(name)
             self._in_message = False
             yield from cursor.blanks()

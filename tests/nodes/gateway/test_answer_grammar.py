@@ -250,6 +250,33 @@ def check_drawn(name: str, seeds: range) -> None:
         assert check_calls([call for _, call in read(text, required, of, tail).calls], [tool]), (parameters, text)
 
 
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        # As zod 3 writes a schema that has a name.
+        {"$ref": "#/definitions/Args", "$schema": "http://json-schema.org/draft-07/schema#", "definitions": {
+            "Args": {"properties": {"a": {"type": "integer"}, "of": {"$ref": "#"}}, "required": ["a"]}}},
+        {"$schema": "https://json-schema.org/draft-07/schema#", "properties": {"a": {"type": "integer"}}},
+        {"$schema": "https://example.com/dialect", "$id": "tool", "properties": {"a": {"$ref": "tool#/$defs/n"}},
+         "$defs": {"n": {"type": "integer"}}},
+    ],
+)  # fmt: skip
+def test_what_stands_beside_a_schema(name: str, parameters: Any) -> None:
+    of = form(name)
+    for fields in ({"tool_choice": "required"}, {}):
+        job = with_calls(chat([{"name": "f", "parameters": parameters, "strict": True}], **fields), of)
+        check_asks(job.prepare.checks)
+        assert [accepts(written(of, ("f", {"a": a})), job, of) for a in (7, "x")] == [True, False]
+
+
+def test_a_tool_without_parameters_is_called() -> None:
+    for name in FORMS:
+        job = with_calls(chat([{"name": "f", "parameters": {}}], tool_choice="required"), form(name))
+        check_asks(job.prepare.checks)
+        assert accepts(written(form(name), ("f", {})), job, form(name))
+
+
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
 def test_arguments_of_which_a_tool_has_alternatives(name: str) -> None:
     ways = [

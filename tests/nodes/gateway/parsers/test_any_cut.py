@@ -61,6 +61,7 @@ def test_an_answer_means_the_same_wherever_it_is_cut(form, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("form", FORMS)
 def test_ten_thousand_answers_mean_the_same_wherever_they_are_cut(form):
     for seed in range(NUM_ANSWERS):

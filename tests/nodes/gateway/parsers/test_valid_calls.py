@@ -59,6 +59,7 @@ def test_a_valid_call_is_read_as_it_was_meant(form: str, seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("form", FORMS)
 def test_three_thousand_valid_calls_are_read_as_they_were_meant(form: str) -> None:
     for seed in range(3000):

@@ -113,6 +113,7 @@ NO_CALLS = [
     ("openai", "<|channel|>commentary to=got <|constrain|>json<|message|>{}<|call|>"),
     ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>got\n```json\n{}\n```" + END),
     ("qwen3_coder", "<function=get>\n<parameter=s>\nx\n</function>\nand more"),
+    ("qwen3_coder", "<function=get>\n<parameter=s>\nx\n</parameter>"),
 ]
 
 
