@@ -31,7 +31,7 @@ class NotIdle(BadRequest):
 
 
 class Load(NamedTuple):
-    """Requests that gateways hold: those whose output comes, and those that wait for a scheduler or their prompt."""
+    """Requests that gateways hold: those that a scheduler has, and those that wait for one or for their prompt."""
 
     num_running: int
     num_waiting: int
