@@ -4,7 +4,8 @@ A whole mesh with `tiny`, in which one client has ten requests of n = 128 and 20
 answered, and another one request of 5 tokens at a time. Whose a request is says `X-Forwarded-For`, which the mesh
 believes of this benchmark. With `--baseline TREE` the same beside another checkout, in turns: both are one client to
 one that knows of none. With `--clients 40` there are 40 such clients with ten requests each, which are sent again if
-they are refused, and all small requests have to be served.
+they are refused, and all small requests have to be served. With `--own` the small requests are of a client that has 64
+long prompts waiting itself.
 """
 
 import argparse
@@ -28,6 +29,9 @@ END_TOKEN = "2"
 """Not drawn by the small client, whose five tokens have text then."""
 PAUSE_S = 0.2
 """Between two small requests, and before a refused one is sent again."""
+NUM_OWN = 64
+OWN_PROMPT = "Ann has 3 red apples and Bob has 7 green pears, of which he gives two away. " * 20
+"""Some 1,600 tokens of `tiny`, and each begins in a way of its own."""
 GOAL_S = 2.0
 GOAL_SHARE = 0.95
 
@@ -96,14 +100,14 @@ class Large:
                 await asyncio.sleep(PAUSE_S)
 
 
-async def small(port: int, result: Result, most: int) -> None:
+async def small(port: int, result: Result, most: int, client: str = "198.51.100.1") -> None:
     """One request of five tokens after the other."""
     for number in range(most):
         body = {
             "model": "tiny", "prompt": f"Question {number}?", "max_tokens": 5, "ignore_eos": True, "stream": True,
             "seed": number, "cache_salt": str(number), "logit_bias": {END_TOKEN: -100},
         }  # fmt: skip
-        status, first_s, answer = await complete(port, "198.51.100.1", body)
+        status, first_s, answer = await complete(port, client, body)
         if status == 200 and first_s and b"[DONE]" in answer:
             result.first_s.append(first_s)
             result.num_tokens += 5
@@ -120,6 +124,31 @@ async def beside_one(port: int, rounds: int) -> Result:
     await asyncio.sleep(1.0)
     asking = asyncio.create_task(small(port, result, sys.maxsize))
     await asyncio.wait(large.tasks)
+    result.wall_s = time.perf_counter() - start
+    asking.cancel()
+    return result
+
+
+async def behind_own(port: int) -> Result:
+    """64 long prompts at once, and small requests of the same client until all are answered."""
+    result, client = Result(), "192.0.2.1"
+    start = time.perf_counter()
+
+    async def long(number: int) -> None:
+        body = {
+            "model": "tiny", "prompt": f"Document {number}. {OWN_PROMPT}", "max_tokens": 50, "ignore_eos": True,
+            "seed": number, "cache_salt": str(number),
+        }  # fmt: skip
+        status, _, answer = await complete(port, client, body)
+        if status == 200:
+            result.num_tokens += 50
+        else:
+            result.failed.append(f"{status} {answer[-300:]!r}")
+
+    tasks = [asyncio.create_task(long(number)) for number in range(NUM_OWN)]
+    await asyncio.sleep(1.0)
+    asking = asyncio.create_task(small(port, result, sys.maxsize, client))
+    await asyncio.wait(tasks)
     result.wall_s = time.perf_counter() - start
     asking.cancel()
     return result
@@ -162,7 +191,7 @@ def pairs(args: argparse.Namespace) -> bool:
         for name, tree in trees:
             options = NAMES_CLIENTS if tree is None else ()
             with mesh(*MESH, *options, tree=tree) as (port, _):
-                result = asyncio.run(beside_one(port, args.rounds))
+                result = asyncio.run(behind_own(port) if args.own else beside_one(port, args.rounds))
             show(name, result)
             rate[name] = result.tokens_per_s
             if tree is None:
@@ -187,6 +216,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1, help="times that each of the ten requests is sent")
     parser.add_argument("--clients", type=int, default=0, help="beside so many clients")
+    parser.add_argument("--own", action="store_true", help="small requests behind long ones of the same client")
     parser.add_argument("--small", type=int, default=50, help="small requests, with --clients")
     args = parser.parse_args()
     if not args.clients:

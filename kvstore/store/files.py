@@ -145,15 +145,15 @@ class SlabFiles(PageFiles):
 
     @property
     def descriptors(self) -> list[int]:
-        """Of pages and heads, while they are open. The heads last: their lock is the store's."""
+        """Of pages and heads, while they are open."""
         return [one for one in (self._pages, self._heads) if one >= 0]
 
     def let_go(self) -> None:
         """Close everything, whether it is on the disk or not. Every call raises OSError from then on."""
-        self._close_direct()
-        for descriptor in self.descriptors:
-            os.close(descriptor)
-        self._pages = self._heads = -1
+        # The heads last: their lock is the store's.
+        for descriptor in reversed(self.give_up()):
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def take_over(self, other: "SlabFiles") -> None:
         """Go on with what `other` has open, which is closed from then on."""

@@ -56,9 +56,13 @@ class FolderFiles(SlabFiles):
 
     @override
     def renew(self) -> None:
-        # Before they are opened: their lock may be the one that is asked for then, and their space is missing.
-        self.let_go()
-        if (now := _mount_of(self._folder)) != self._mounted_at:
+        try:
+            # Before they are opened: their lock may be the one that is asked for then, and their space is missing.
+            self.let_go()
+            now = _mount_of(self._folder)
+        except OSError as error:
+            raise StoreError(f"{self._folder} cannot be opened anew ({error.strerror}): see `dmesg`") from None
+        if now != self._mounted_at:
             # Not made there: it would fill a disk that nobody has named.
             raise StoreMissing(
                 f"{self._folder} was on the file system at {self._mounted_at}, and would be on that at {now}: mount it "

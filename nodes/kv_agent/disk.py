@@ -235,7 +235,8 @@ class DiskStores:
         }
         loading = [folder for folder, opened in meant.items() if not opened.store.is_loaded]
         if loading:
-            call.fail(LOADING, f"what {', '.join(loading)} has is still being read", retryable=True)
+            what = f"what {', '.join(loading)} has is still being read, or the store is off: `meshctl kv stats`"
+            call.fail(LOADING, what, retryable=True)
             return
         self._owner.ctx.spawn(self._flush(call, meant), name="flush stores")
 

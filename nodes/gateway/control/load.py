@@ -14,7 +14,7 @@ _TOKENS: Final = "mesh_scheduler_load_tokens"
 
 
 class Load(NamedTuple):
-    """Requests that gateways hold: those whose output comes, and those that wait for a scheduler or their prompt.
+    """Requests that gateways hold: those that a scheduler has, and those that wait for one or for their prompt.
 
     `num_tokens`: of requests that schedulers hold, in pages or waiting; one that is handed from prefill to decode is
     counted at both, as both have work with it. `silent` are the gateways that did not say.

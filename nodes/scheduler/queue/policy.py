@@ -7,7 +7,7 @@ than the starvation bound; the rest still go by the policy. So a starved sequenc
 admissions for each one that has waited longer, and a queue so long that everything in it is starved does not turn into
 first come, first served.
 
-    fcfs            order of arrival
+    fcfs            order of arrival, but what needs little goes past what needs much (`passing.py`)
     longest_prefix  most cached tokens first (SGLang's lpm)
     depth_first     by branch of the prefix tree, branches with most waiting requests first (SGLang's dfs-weight)
     shortest_first  fewest tokens left to prefill first
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
 
 from nodes.scheduler.config import PolicyName
+from nodes.scheduler.queue.passing import Passing
 from nodes.scheduler.queue.shares import Shares
 from nodes.scheduler.sequence import Sequence, Share
 
@@ -74,6 +75,7 @@ class _Lane:
         self.front: dict[int, Sequence] = {}
         self.rest: dict[int, Sequence] = {}
         self.turns = _Turns()
+        self.passing = Passing()
 
     def __len__(self) -> int:
         return len(self.front) + len(self.rest)
@@ -123,7 +125,9 @@ class WaitingQueue:
         return lane is not None and (sequence.row_id in lane.front or sequence.row_id in lane.rest)
 
     def add(self, sequence: Sequence) -> None:
-        self._lane_of(sequence).rest[sequence.row_id] = sequence
+        lane = self._lane_of(sequence)
+        lane.rest[sequence.row_id] = sequence
+        lane.passing.add(sequence)
         self._num_waiting += 1
 
     def put_back(self, sequence: Sequence) -> None:
@@ -136,8 +140,11 @@ class WaitingQueue:
         """It waits no longer; harmless if it did not."""
         if (share := sequence.share) is None or (lane := self._lanes.get(share)) is None:
             return
+        first = next(iter(lane.rest), -1)
         is_fresh = lane.rest.pop(sequence.row_id, None) is not None
-        if not is_fresh and lane.front.pop(sequence.row_id, None) is None:
+        if is_fresh:
+            lane.passing.remove(sequence, first)
+        elif lane.front.pop(sequence.row_id, None) is None:
             return
         if self._policy == "priority":
             self._turns.admitted(sequence.row_id)
@@ -185,9 +192,10 @@ class WaitingQueue:
 
     def _within(self, lane: _Lane, now: float, can_match: bool) -> list[Sequence]:
         """The order of one client's."""
-        waiting = list(lane.rest.values())
-        # First come, first served starves nobody, and is in order already.
-        if self._policy != "fcfs" and len(waiting) > 1:
+        # First come, first served starves nobody, and is nearly in order already.
+        is_fcfs = self._policy == "fcfs" and lane.rest
+        waiting = lane.passing.order(lane.rest) if is_fcfs else list(lane.rest.values())
+        if not is_fcfs and len(waiting) > 1:
             by_policy = self._sort(waiting) if can_match or self._policy == "random" else waiting
             waiting = list(lane.turns.merge(by_policy, self._starved(lane.rest.values(), now)))
         return [*lane.front.values(), *waiting] if lane.front else waiting

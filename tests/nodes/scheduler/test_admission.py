@@ -123,7 +123,8 @@ def test_who_lacks_credit_waits_and_holds_up_those_behind() -> None:
     world.submit(prompt(40, 1), "m", max_tokens=40)
     world.flush("w-m")
     world.submit(prompt(90, 2), "m", max_tokens=40)
-    world.submit(prompt(8, 3), "m", max_tokens=1)
+    # Needs too much to pass: the one before it would wait longer each time.
+    world.submit(prompt(8, 3), "m", max_tokens=20)
     world.flush("w-m")
     assert stages(world) == [Stage.PREFILL, Stage.WAITING, Stage.WAITING]
     core = world.cores["m"]
