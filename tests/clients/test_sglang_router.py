@@ -65,7 +65,6 @@ def joined(url: str, **body: Any) -> str:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return "/tmp/vec/rt/bin/python"
     return python_with(tmp_path_factory.mktemp("router"), (ROUTER,))
 
 
