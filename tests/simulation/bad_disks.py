@@ -19,6 +19,7 @@ from kvstore.store.files import Page
 from kvstore.store.heads import Head, are_sound, decode_heads, encode_heads
 from kvstore.store.place import HEAD_BYTES, StoreIdentity
 from mesh.testing.processes import RUNNING_PROCESS
+from nodes.gateway.cache_scope import scope_of
 from tests.kvstore.store.faulty_files import FaultyFiles, Killed, SteppedLane
 
 PAGE_SIZE = 16
@@ -143,7 +144,7 @@ def fill(
     slot = int((heads.any(axis=1)).sum())
     stored: set[bytes] = set()
     for tokens, salt in prompts:
-        parent = root_hash(salt)
+        parent = root_hash(scope_of(salt or None, None))
         for index, name in enumerate(chain_hashes(parent, tokens, PAGE_SIZE)):
             if slot == files.num_slots:
                 return stored

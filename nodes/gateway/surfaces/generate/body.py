@@ -74,7 +74,7 @@ _IGNORED: Final = frozenset({"spaces_between_special_tokens", "stream_interval"}
 _SAME: Final = ("stream", "model", "priority", "cache_salt", "extra_key")
 # Nothing but text goes in.
 _OTHER_PROMPTS: Final[dict[str, tuple[Any, ...]]] = {"image_data": ([],), "video_data": ([],), "audio_data": ([],)}
-# SGLang's router writes all of these, the first three as they are here.
+# SGLang's router writes all of these into every body; other values of the first three would be another answer.
 _OF_ROUTERS: Final[dict[str, tuple[Any, ...]]] = {
     "background": (False,), "return_bytes": (False,), "return_entropy": (False,)
 }  # fmt: skip
