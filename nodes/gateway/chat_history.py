@@ -35,9 +35,16 @@ def _check_content(message: ChatMessage, where: str) -> None:
     if isinstance(message.content, list):
         for number, part in enumerate(message.content):
             _check_part(part, f"{where}.{number}")
-    elif message.content is None and (message.refusal, message.tool_calls, message.function_call) == (None,) * 3:
-        problem = f"'{where}' is required unless the message has a refusal, tool_calls or function_call."
+    elif message.content is None and not _says_otherwise(message):
+        problem = f"'{where}' is required unless the message has a refusal, reasoning, tool_calls or function_call."
         raise BadRequest(problem, param=where, code="invalid_value")
+
+
+def _says_otherwise(message: ChatMessage) -> bool:
+    """Whether there is something in place of a content: also reasoning alone, if an agent was stopped amid it."""
+    if (message.refusal, message.tool_calls, message.function_call) != (None,) * 3:
+        return True
+    return any(isinstance(one, str) for one in (message.reasoning, message.reasoning_content, message.thinking))
 
 
 def _check_part(part: ContentPart, where: str) -> None:

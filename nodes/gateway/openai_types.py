@@ -93,11 +93,16 @@ class ContentPart(Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True):
-    """One message. Other fields reach the chat template as they are. `content` may be null with a refusal or a call."""
+    """One message. Other fields reach the chat template as they are. `content` may be null with a refusal, a call, or
+    reasoning, which has three names: an answer that was broken off in it is nothing else.
+    """
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[ContentPart] | None = None
     refusal: str | None = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    thinking: Any = None
     tool_calls: list[SaidCall] | None = None
     function_call: SaidFunction | None = None
     tool_call_id: str | None = None

@@ -185,6 +185,9 @@ def _narrow_messages(components: dict[str, Schema]) -> None:
     kinds = {
         "content": ["string", "array"],
         "refusal": ["string"],
+        "reasoning": ["string"],
+        "reasoning_content": ["string"],
+        "thinking": ["string"],
         "tool_calls": ["array"],
         "function_call": ["object"],
     }

@@ -122,13 +122,15 @@ def _message(value: Any, where: str, dialect: TemplateDialect) -> dict[str, Any]
         # OpenAI's earlier form of a call, which no template knows.
         call = {"id": _LEGACY_ID, "type": "function", "function": message.pop("function_call")}
         message.setdefault("tool_calls", [call])
+    reasoning = next((message[key] for key in _REASONING if key in message), None)
     if (said := next((key for key in ("content", "refusal") if key in message), None)) is not None:
         message["content"] = _content(message[said], f"{where}.{said}", message["role"], dialect)
     elif "tool_calls" in message:
         message["content"] = None if dialect.has_null_content else ""
+    elif reasoning is not None:
+        message["content"] = as_content("", dialect.form(message["role"]))
     if isinstance(message.get("tool_calls"), list):
         message["tool_calls"] = [_tool_call(call, dialect) for call in message["tool_calls"]]
-    reasoning = next((message[key] for key in _REASONING if key in message), None)
     if reasoning is not None:
         content = message.get("content")
         if dialect.joins_reasoning and "tool_calls" in message and content:
@@ -174,7 +176,7 @@ def _in_order_of_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             said.sort(key=lambda result: places.get(result.get("tool_call_id"), 0))
         calls: Any = said[-1].get("tool_calls")
         places = {}
-        for at, call in enumerate(cast("list[Any]", calls) if isinstance(calls, list) else ()):
+        for at, call in enumerate(cast("list[Any]", calls) if isinstance(calls, list) else []):
             if isinstance(call, dict):
                 places.setdefault(cast("dict[str, Any]", call).get("id"), at)
         ordered += said

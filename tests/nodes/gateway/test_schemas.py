@@ -132,6 +132,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "tool_calls": st.none() | LISTS,
     "function_call": st.none() | st.just({}) | SCALARS,
     "refusal": st.none() | STRINGS,
+    "reasoning": SCALARS, "thinking": st.none() | STRINGS,
     "role": STRINGS,
     "tokens": LISTS,
     "response_format": VALUES | st.sampled_from([
@@ -191,7 +192,10 @@ FIELDS["messages"] = (
     | st.lists(
         st.fixed_dictionaries(
             {"role": STRINGS},
-            optional={name: FIELDS[name] for name in ("content", "tool_calls", "function_call", "refusal")},
+            optional={
+                name: FIELDS[name]
+                for name in ("content", "tool_calls", "function_call", "refusal", "reasoning", "thinking")
+            },
         ),
         max_size=2,
     )

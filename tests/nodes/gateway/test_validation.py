@@ -207,6 +207,7 @@ def test_wrong_values_name_the_parameter(field: str, value: Any) -> None:
         ([{"role": "", "content": "x"}], "messages.0.role"),
         ([{"role": "user"}], "messages.0.content"),
         ([*USER, {"role": "user", "content": None}], "messages.1.content"),
+        ([*USER, {"role": "assistant", "reasoning": None, "thinking": {}}], "messages.1.content"),
         ([{"role": "user", "content": 5}], "messages.0.content"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages.0.content.0.type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
@@ -218,6 +219,13 @@ def test_wrong_values_name_the_parameter(field: str, value: Any) -> None:
 def test_wrong_messages_name_the_place(messages: Any, param: str) -> None:
     error = refused(VALIDATOR.chat, json.dumps({"messages": messages}).encode(), "c")
     assert (error.status, error.param) == (400, param)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+def test_an_answer_may_be_reasoning_alone(name: str) -> None:
+    """An agent that was stopped amid it sends it back; refused, its conversation could not go on."""
+    messages = [*USER, {"role": "assistant", "content": None, name: "hm"}, *USER]
+    VALIDATOR.chat(json.dumps({"messages": messages}).encode(), "c")
 
 
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -301,6 +301,14 @@ def test_an_assistant_without_content_has_its_refusal_or_nothing_to_say():
     assert "get_weather" in rendered(calls, WITH_TOOLS), "templates that test for null get it"
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+def test_an_answer_that_was_broken_off_in_its_reasoning_says_nothing(name):
+    broken_off = [*PLAIN[1:2], {"role": "assistant", "content": None, name: "hm"}, PLAIN[1]]
+    assert "<|im_start|>assistant\n<|im_end|>" in rendered(CHATML, broken_off)
+    shown = "{{ messages[1].content | tojson }}{{ messages[1].reasoning_content }}" + LAST_WORDS
+    assert rendered(shown, broken_off).startswith('""hm')
+
+
 def test_a_function_call_of_old_clients_is_a_tool_call():
     message = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}}
     shown = json.loads(rendered("{{ messages[0] | tojson }}", [message]))

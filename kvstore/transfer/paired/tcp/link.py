@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 from typing_extensions import override
@@ -305,9 +305,10 @@ class TcpLink(PairLink):
     def _dial(self) -> list[socket.socket]:
         """Rank 1: make the connections. On each, both ends prove themselves before a page is read."""
         host, port = self._rendezvous.host, self._rendezvous.port
+        addresses = addresses_of(host, port)
         dialled: list[socket.socket] = []
         for index in range(self._rendezvous.num_streams):
-            connection = self._connected(host, port)
+            connection = self._connected(addresses)
             dialled.append(connection)
             connection.sendall(encode_hello(self._rendezvous, index))
             answer = bytearray(ANSWER_BYTES)
@@ -325,11 +326,10 @@ class TcpLink(PairLink):
             connection.settimeout(None)
         return dialled
 
-    def _connected(self, host: str, port: int) -> socket.socket:
-        """A connection to the first address of the host that takes one. Raises OSError of the last one."""
-        addresses = addresses_of(host, port)
+    def _connected(self, addresses: list[tuple[socket.AddressFamily, Any]]) -> socket.socket:
+        """A connection to the first address that takes one; those before it are removed. Raises OSError of the last."""
         while True:
-            family, address = addresses.pop(0)
+            family, address = addresses[0]
             connection = self._adopt(socket.socket(family))
             # Only while connecting; a page's bytes may take long, and the transfer has its own deadline.
             connection.settimeout(_DIAL_S)
@@ -339,8 +339,9 @@ class TcpLink(PairLink):
             except OSError:
                 # An abort closes it, too: then `_adopt` raises for the next one.
                 connection.close()
-                if not addresses:
+                if len(addresses) == 1:
                     raise
+                del addresses[0]
 
     def _adopt(self, connection: socket.socket) -> socket.socket:
         """Let an abort reach this connection from here on. Raises ConnectionAbortedError after an abort."""
