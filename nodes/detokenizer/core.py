@@ -178,6 +178,9 @@ class _Stream:
                 reason, self._stop_string = "stop", found
             text += self._matcher.flush()
         self._show(text)
+        if not self._stop_string:
+            # Nothing is cut off; the token that ended it has no text.
+            self._begins.clear()
         self._end(reason)
 
     def delta(self, scheduler: str) -> TextDelta | None:

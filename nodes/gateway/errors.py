@@ -21,12 +21,25 @@
 Raised by validation and the routes; written by `http_call.py` as a response, or by `sse.py` as a stream's last event.
 """
 
-from typing import Protocol
+import re
+from collections.abc import Callable
+from typing import Final, Protocol
 
 import msgspec
 
 from nodes.gateway.events import Failure
 from nodes.protocol.attempts import OVER_SHARE
+
+NameOf = Callable[[str], str]
+"""What a client calls a field of the body that its own was made into; other fields keep their names."""
+_QUOTED: Final = re.compile(r"'([a-z_]\w*(?:\.\w+)*)'")
+_OF_ROLES: Final = ("prompt", "messages")
+"""The names that roles behind a gateway have for what a client sends."""
+
+
+def renamed(message: str, name_of: NameOf) -> str:
+    """The message with the client's names for all fields that it quotes."""
+    return _QUOTED.sub(lambda found: f"'{name_of(found[1])}'", message)
 
 
 class ApiError(Exception):
@@ -52,6 +65,11 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
         if code is not None:
             self.code = code
+
+    def rename(self, name_of: NameOf) -> None:
+        """Have it name the client's fields. Once: what is renamed may be the name of another field."""
+        self.message = renamed(self.message, name_of)
+        self.param = self.param and name_of(self.param)
 
     def __str__(self) -> str:
         # Not what it was made with: a surface may have put its own field's name into the message.
@@ -223,10 +241,11 @@ _CLIENTS_WORD = {"never_fits": "context_length_exceeded"}
 
 
 def error_from(failure: Failure, *, retry_after_s: int, default_param: str | None = None) -> ApiError:
-    """`param`: the client can fix it; `default_param` is the client's name for what roles call `prompt`."""
+    """`param`: the client can fix it; `default_param` is its name for what roles call `prompt` or `messages`."""
     code, message, param = _CLIENTS_WORD.get(failure.code, failure.code), failure.message, failure.param
-    if param == "prompt":
-        param = default_param
+    if param in _OF_ROLES and default_param:
+        # Without quotes, amid sentences of which OpenAI's clients know the beginning.
+        message, param = re.sub(rf"\b{param}\b", default_param, message), default_param
     if code == "request_timeout":
         return TimedOut(message)
     if code == OVER_SHARE:

@@ -61,7 +61,9 @@ class EventStream:
             finished = output.is_finished
             chunks = self._chunks()
             if output.failure is not None:
-                chunks.append(self._writer.error(failed(self._service, output.failure, self._job)))
+                error = failed(self._service, output.failure, self._job)
+                error.rename(self._job.name_of)
+                chunks.append(self._writer.error(error))
             elif finished:
                 # Not after an error: the answer is incomplete then.
                 await self._writer.settle()

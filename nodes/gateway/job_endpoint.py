@@ -69,7 +69,11 @@ class JobEndpoint(ABC):
             self._service.check_priority(job.priority)
             names = [one for one in (job.rids, job.client_id, call.request_id) if one]
             with self._service.named.entered(call.names.key, names, job.num_prompts) as named:
-                await self._generate(call, job, track, named)
+                try:
+                    await self._generate(call, job, track, named)
+                except ApiError as error:
+                    error.rename(job.name_of)
+                    raise
         finally:
             self._service.leave_call(place)
 

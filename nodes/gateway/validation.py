@@ -16,7 +16,7 @@ from nodes.gateway.body_reader import BodyReader, Decoded
 from nodes.gateway.cache_scope import scope_of
 from nodes.gateway.chat_history import check_messages
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import BadRequest, UnknownModel
+from nodes.gateway.errors import BadRequest, NameOf, UnknownModel
 from nodes.gateway.openai_types import (
     CHAT_BODY,
     COMPLETION_BODY,
@@ -72,6 +72,7 @@ class Job(NamedTuple):
     With `fits_max_tokens`, more tokens than the context has room for are no error, and as many as fit are given.
     `shown_ids` are special tokens that are text all the same. With a `kind` other than `tokens` each sample is a
     vector, and nothing is sampled. `own` is what a surface keeps for its answer.
+    `name_of`: the client's names of fields, for errors that come later.
     """
 
     prompt_param: str
@@ -98,6 +99,7 @@ class Job(NamedTuple):
     own: Any = None
     fits_max_tokens: bool = False
     kind: str = TOKENS
+    name_of: NameOf = str
 
     @property
     def num_prompts(self) -> int:

@@ -167,10 +167,9 @@ class Sequence:
         self.num_paid = 0
         # When it last made room for another client, and how many tokens it has to have before it does so again.
         self.put_back_at, self.keeps_until = NEVER, 0
-        # Whether the cache has counted a look for it, here or in an earlier attempt.
-        self.is_looked_up = False
-        # -1 until known: what the first start of the attempt found in a cache, here or at the prefill scheduler.
-        self.num_cached_tokens = -1
+        # -1 until known: what the first start of the attempt found in a cache, here or at the prefill scheduler. And
+        # whether a cache has counted a look for the request, in this attempt or before it.
+        self.num_cached_tokens, self.is_looked_up = -1, False
         # What the disk has of it; until when the answer to that is waited for; how often it was asked for; tokens that
         # came from there.
         self.offer: Offer | None = None

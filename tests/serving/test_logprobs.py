@@ -158,3 +158,40 @@ def test_of_the_processed_distribution_if_the_mesh_says_so(mesh_of: Any, model: 
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(found, abs=1e-4)
     for row, top in zip(rows, choice["logprobs"]["top_logprobs"], strict=True):
         assert {round(value, 3) for value in top.values()} >= {round(row[one].item(), 3) for one in (7, 9)}
+
+
+@pytest.mark.parametrize("length", [1, 12])
+def test_where_a_stop_string_ends_the_text_they_end_too(client: openai.OpenAI, length: int) -> None:
+    same: dict[str, Any] = {"model": "tiny", "temperature": 0}
+    asked = {**same, "logprobs": True, "extra_body": {"return_token_ids": True}}
+    whole = client.chat.completions.create(messages=MESSAGES, **same).choices[0].message.content or ""
+    stop = whole[5 : 5 + length]
+    chat: Any = client.chat.completions.create(messages=MESSAGES, stop=stop, **asked)
+    (choice,) = chat.choices
+    text, content = choice.message.content, choice.logprobs.content
+    assert (choice.stop_reason, text) == (stop, whole[: whole.index(stop)])
+    tokens = [one.token for one in content]
+    assert "".join(tokens).startswith(text)
+    assert len("".join(tokens[:-1])) < len(text), "none begins where the text has ended"
+    # The longer one takes several tokens, which were drawn all the same.
+    assert chat.usage.completion_tokens == len(choice.token_ids) >= len(tokens) + (length > 1)
+    stream: Any = client.chat.completions.create(messages=MESSAGES, stop=stop, stream=True, **asked)
+    chunks = [chunk.choices[0] for chunk in stream]
+    told = [one.token for chunk in chunks if chunk.logprobs is not None for one in chunk.logprobs.content]
+    assert told == tokens
+    assert [one for chunk in chunks for one in getattr(chunk, "token_ids", None) or ()] == choice.token_ids
+    response: Any = client.responses.create(
+        input=MESSAGES, include=["message.output_text.logprobs"], extra_body={"stop": stop}, **same
+    )
+    (part,) = response.output[0].content
+    assert (part.text, [one.token for one in part.logprobs]) == (text, tokens)
+    plain: Any = client.completions.create(prompt="What color is", max_tokens=20, **same)
+    stop = plain.choices[0].text[5 : 5 + length]
+    completion: Any = client.completions.create(
+        prompt="What color is", max_tokens=20, stop=stop, logprobs=0, extra_body={"return_token_ids": True}, **same
+    )
+    (choice,) = completion.choices
+    assert choice.stop_reason == stop
+    assert all(offset < len(choice.text) for offset in choice.logprobs.text_offset)
+    assert "".join(choice.logprobs.tokens).startswith(choice.text)
+    assert completion.usage.completion_tokens == len(choice.token_ids) >= len(choice.logprobs.tokens) + (length > 1)

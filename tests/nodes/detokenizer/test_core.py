@@ -40,9 +40,10 @@ def batch(text="", *, stream=1, position=0, opens=(), finish=None, closes=()):
     )  # fmt: skip
 
 
-def delta(text, ids=None, *, position=0, offset=0, finish=None, request_id="r", attempt=0, stop=""):
+def delta(text, ids=None, *, position=0, offset=0, finish=None, request_id="r", attempt=0, stop="", past=0):
     ids = list(text.encode()) if ids is None else ids
-    return TextDelta(request_id, attempt, position, ids, offset, text, finish, 7, "decode-0", stop_string=stop)
+    own = {"stop_string": stop, "num_past": past}
+    return TextDelta(request_id, attempt, position, ids, offset, text, finish, 7, "decode-0", **own)
 
 
 def feed(detokenizer, step, now=0):
@@ -194,10 +195,10 @@ def test_reopened_stream_with_a_gap_after_what_was_delivered(detokenizer):
 def test_stop_string_ends_the_stream_and_tells_the_scheduler():
     detokenizer = core(resend_interval_s=0.1)
     commands = feed(detokenizer, batch("ab ST", opens=[opening(stop=["STOP"])]))
-    assert texts(commands) == [delta("ab ", list(b"ab ST"))]
+    assert texts(commands) == [delta("ab ", list(b"ab ST"), past=2)]
     commands = feed(detokenizer, batch("OPxyz", position=5))
     stop = StopAt(attempts=[AttemptRef("r", 0)])
-    last = delta("", list(b"OP"), position=5, offset=3, finish="stop", stop="STOP")
+    last = delta("", list(b"OP"), position=5, offset=3, finish="stop", stop="STOP", past=4)
     assert texts(commands) == [last]
     assert asked(commands) == [stop]
     assert feed(detokenizer, batch("y", position=8), 0.05) == []
@@ -215,7 +216,7 @@ def test_stop_string_is_told_at_once_even_after_a_gap_was_asked_for(detokenizer)
 
 def test_stop_string_in_the_batch_that_ends_by_length(detokenizer):
     commands = feed(detokenizer, batch("abcd", opens=[opening(stop=["bc"])], finish="length"))
-    assert texts(commands) == [delta("a", list(b"abc"), finish="stop", stop="bc")]
+    assert texts(commands) == [delta("a", list(b"abc"), finish="stop", stop="bc", past=2)]
     assert asked(commands) == []
 
 
@@ -226,17 +227,17 @@ def test_held_back_text_is_shown_at_the_end(detokenizer):
 
 def test_stop_string_completed_by_the_flush(detokenizer):
     step = batch([97, 0xC3], opens=[opening(stop=["\ufffd"])], finish="length")
-    assert texts(feed(detokenizer, step)) == [delta("a", [97, 0xC3], finish="stop", stop="\ufffd")]
+    assert texts(feed(detokenizer, step)) == [delta("a", [97, 0xC3], finish="stop", stop="\ufffd", past=1)]
 
 
 def test_stop_string_within_min_tokens_does_not_count(detokenizer):
     commands = feed(detokenizer, batch("a.b.c", opens=[opening(stop=["."], min_tokens=2)]))
-    assert texts(commands) == [delta("a.b", list(b"a.b."), finish="stop", stop=".")]
+    assert texts(commands) == [delta("a.b", list(b"a.b."), finish="stop", stop=".", past=1)]
 
 
 def test_stop_string_within_what_was_delivered_before(detokenizer):
     commands = feed(detokenizer, batch("d", position=3, opens=[opening(output="a.b", stop=["."])]))
-    assert texts(commands) == [delta("", [], position=2, offset=1, finish="stop", stop=".")]
+    assert texts(commands) == [delta("", [], position=2, offset=1, finish="stop", stop=".", past=1)]
 
 
 def test_include_stop_shows_it(detokenizer):

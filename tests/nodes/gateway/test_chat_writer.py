@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from nodes.gateway.answer_form import AnswerForm
 from nodes.gateway.answering import Answering
-from nodes.gateway.answers import Answers
+from nodes.gateway.answers import AnswerFields, Answers, SampleEvents
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.events import End, Opened, Tokens
 from nodes.gateway.outputs import CallOutput, Generation
-from nodes.gateway.parsers import ParserNames
-from nodes.gateway.responses import Head
+from nodes.gateway.parsers import ParserNames, make_parser
+from nodes.gateway.responses import Head, usage_so_far
 from nodes.gateway.sse import DONE
 from nodes.gateway.surfaces.chat import CHAT
 from nodes.gateway.token_details import TokenDetails
@@ -151,3 +151,24 @@ def test_tokens_of_what_nobody_sees_come_with_the_next_piece() -> None:
         {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]},
         {"content": ""},
     ]  # fmt: skip
+
+
+def test_reasoning_is_counted_alike_in_whole_answers_in_streams_and_where_it_is_hidden() -> None:
+    text = "<think>" + "r" * 23 + "</think>" + "a" * 62
+    for shown in ("apart", "text", "hidden"):
+        given = answering("hermes", {}, whole=True)
+        assert given.answers is not None
+        sample = SampleEvents(make_parser(ParserNames("hermes", "qwen3"), "", {}), AnswerFields(True, reasoning=shown))
+        given.answers.samples[0] = sample
+        given.generation.output.deliver(0, text, 50)
+        given.generation.output.end(0, ended("stop"))
+        usage = CHAT.whole(given).usage
+        assert (usage.completion_tokens, usage.completion_tokens_details.reasoning_tokens) == (50, 12)
+    given = answering("hermes", {}, whole=False)
+    assert given.answers is not None
+    for at, piece in enumerate((text[:20], text[20:])):
+        given.generation.output.deliver(0, piece, 25)
+        given.answers.samples[0].feed(piece)
+        so_far = usage_so_far(given.generation, given.answers, 0).completion_tokens_details
+        assert so_far.reasoning_tokens == (16, 12)[at]
+    assert usage_so_far(given.generation, None, 0).completion_tokens_details.reasoning_tokens == 0

@@ -5,15 +5,13 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta, Raw, Struct
-from msgspec.structs import replace
 
-from nodes.asks.grammar import Grammar
 from nodes.gateway.body_reader import BodyReader
 from nodes.gateway.errors import ApiError, BadRequest
 from nodes.gateway.named_calls import check_names
 from nodes.gateway.openai_types import MAX_CLIENT_ID_CHARS
 from nodes.gateway.unsupported import IGNORED, NEUTRAL_VALUES, is_neutral
-from nodes.gateway.validation import Job, Validator, with_asks
+from nodes.gateway.validation import Job, Validator
 from nodes.request import TokenId
 
 DEFAULT_TOKENS: Final = 128
@@ -69,6 +67,12 @@ SAMPLING: Final[Mapping[str, str]] = {
     "structural_tag": "structural_tag",
 }
 """Names within `sampling_params`, and those of completions."""
+_NAMES: Final = {theirs: f"sampling_params.{name}" for name, theirs in SAMPLING.items()} | {
+    "prompt_logprobs": "logprob_start_len",
+    "logprobs": "top_logprobs_num",
+    "logprob_token_ids": "token_ids_logprob",
+}
+"""By field of the completion: the field that the client knows it by."""
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {"stop_regex": ("", []), "custom_params": ({},), "beam_width": (1,)}
 _IGNORED: Final = frozenset({"spaces_between_special_tokens", "stream_interval"})
 _SAME: Final = ("stream", "model", "priority", "cache_salt", "extra_key")
@@ -118,17 +122,17 @@ def read(validator: Validator, data: bytes, request_id: str) -> Job:
         completion |= {"logprobs": shown.top, "logprob_token_ids": list(shown.ids)}
         if shown.start is not None:
             completion["prompt_logprobs"] = shown.top
+    names = _NAMES | {"prompt": prompt_param}
+
+    def name_of(param: str) -> str:
+        head, dot, rest = param.partition(".")
+        return names.get(head, head) + dot + rest
+
     try:
         job = validator.text(msgspec.json.encode(completion), request_id)
     except ApiError as error:
-        _rename(error, prompt_param)
+        error.rename(name_of)
         raise
-    if job.prepare.checks:
-        # A tokenizer tries these out later, and names the field that they say.
-        asks = [
-            replace(ask, param=f"sampling_params.{ask.param}") if isinstance(ask, Grammar) else ask for ask in job.asks
-        ]
-        job = with_asks(job, asks, [ask for ask in asks if ask.is_checked])
     unknown_fields = [*decoded.unknown_fields, *unknown, *job.unknown_fields]
     rids = _rids(body.rid, job.num_prompts)
     return job._replace(
@@ -138,6 +142,7 @@ def read(validator: Validator, data: bytes, request_id: str) -> Job:
         max_tokens_param="sampling_params.max_new_tokens",
         unknown_fields=unknown_fields,
         own=shown,
+        name_of=name_of,
     )
 
 
@@ -190,15 +195,3 @@ def _shown(body: GenerateBody) -> Shown:
         has_texts=bool(body.return_text_in_logprobs),
         is_list=is_list,
     )
-
-
-def _rename(error: ApiError, prompt_param: str) -> None:
-    """Has an error name this body's field where it names one of the completion."""
-    ours = {theirs: f"sampling_params.{name}" for name, theirs in SAMPLING.items()}
-    ours |= {"prompt": prompt_param, "prompt_logprobs": "logprob_start_len", "logprobs": "top_logprobs_num"}
-    ours["logprob_token_ids"] = "token_ids_logprob"
-    head, dot, rest = (error.param or "").partition(".")
-    if head in ours:
-        named = ours[head] + dot + rest
-        error.message = error.message.replace(f"'{error.param}'", f"'{named}'").replace(f"'{head}'", f"'{ours[head]}'")
-        error.param = named

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from nodes.gateway.errors import ApiError, ErrorForm
+from nodes.gateway.errors import ApiError, ErrorForm, renamed
 from nodes.gateway.surfaces.messages.types import MessagesErrorBody, MessagesErrorDetail
 
 _OVERLOADED: Final = 529
@@ -66,9 +66,9 @@ def _message(error: ApiError) -> str:
         # Claude Code reads how much is to be left out from these two numbers. A token of an answer has to fit, too.
         return f"{_TOO_LONG}: {found[2]} tokens > {int(found[1]) - 1} maximum. {error.message}"
     if error.param is None:
-        return error.message
+        return renamed(error.message, _name_of)
     param = _name_of(error.param)
-    message = error.message.replace(f"'{error.param}'", f"'{param}'")
+    message = renamed(error.message, _name_of)
     return message if param in message else f"{param}: {message}"
 
 

@@ -16,7 +16,7 @@ from nodes.gateway.sse import Writer
 from nodes.gateway.surfaces.messages.answer import content_of, stop_reason_of, usage_of
 from nodes.gateway.surfaces.messages.errors import ANTHROPIC_ERRORS
 from nodes.gateway.surfaces.messages.reading import MessagesReader, ReadBody
-from nodes.gateway.surfaces.messages.translation import hides_thinking, renumber
+from nodes.gateway.surfaces.messages.translation import hides_thinking
 from nodes.gateway.surfaces.messages.types import (
     CountTokensBody,
     MessageAnswer,
@@ -101,13 +101,13 @@ def _chat(validator: Validator, found: ReadBody, request_id: str) -> Job:
     try:
         job = validator.chat(found.chat, request_id)
     except BadRequest as error:
-        renumber(error, found.translated)
+        error.rename(found.translated.name_of)
         raise
     prepare, loaded = job.prepare, found.translated.loaded_tools
     if prepare.tools is not None and loaded:
         prepare = replace(prepare, tools=without(prepare.tools, loaded))
     # Claude Code says something as the system after each result of a tool.
-    return job._replace(prepare=replace(prepare, late_system_as_user=True))
+    return job._replace(prepare=replace(prepare, late_system_as_user=True), name_of=found.translated.name_of)
 
 
 def _call_id(answering: Answering, index: int) -> str:

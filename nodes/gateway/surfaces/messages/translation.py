@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodes.gateway.errors import ApiError, BadRequest
+from nodes.gateway.errors import BadRequest
 from nodes.gateway.surfaces.messages.turns import chat_messages
 from nodes.gateway.surfaces.messages.types import (
     CountTokensBody,
@@ -41,6 +41,15 @@ class Translated(NamedTuple):
     tools_from: Sequence[str]
     skipped_tools: Sequence[str]
     loaded_tools: Collection[str]
+
+    def name_of(self, param: str) -> str:
+        """What a message or tool of the chat was made from."""
+        found = _NUMBERED.match(param)
+        made_from = self.tools_from if found is not None and found[1] == "tools" else self.messages_from
+        if found is None or int(found[2]) >= len(made_from):
+            return param
+        # What is inside of a message has other names here.
+        return made_from[int(found[2])] + (param[found.end() :] if found[1] == "tools" else "")
 
 
 def chat_of(body: CountTokensBody, *, keep_attribution: bool) -> Translated:
@@ -162,17 +171,3 @@ def hides_thinking(body: CountTokensBody) -> bool:
 
 def _response_format(form: JsonSchemaFormat) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema, "strict": True}}
-
-
-def renumber(error: ApiError, translated: Translated) -> None:
-    """Make an error about a message or tool of the chat one about what it was made from."""
-    found = _NUMBERED.match(error.param or "")
-    if found is None or error.param is None:
-        return
-    if found[1] == "tools":
-        ours = translated.tools_from[int(found[2])] + error.param[found.end() :]
-    else:
-        # What is inside of it has other names here.
-        ours = translated.messages_from[int(found[2])]
-    error.message = error.message.replace(f"'{error.param}'", f"'{ours}'")
-    error.param = ours

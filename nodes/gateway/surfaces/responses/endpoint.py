@@ -8,11 +8,9 @@ from typing_extensions import override
 
 from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.completions import CompletionEndpoint
-from nodes.gateway.errors import ApiError, BadRequest
+from nodes.gateway.errors import BadRequest
 from nodes.gateway.http_call import HttpCall
-from nodes.gateway.named_calls import NamedCall
 from nodes.gateway.observer import HttpObserver
-from nodes.gateway.records.call_log import CallTrack
 from nodes.gateway.service import GatewayService
 from nodes.gateway.surfaces.responses.answer import ResponseDeleted
 from nodes.gateway.surfaces.responses.kept import Keeping, KeptResponses, NoSuchResponse, joined_items
@@ -51,14 +49,6 @@ class ResponsesEndpoint(CompletionEndpoint):
         translated = translate(asked, stored_items(history))
         keeping = Keeping(self._kept, owner, joined_items(history, _items_of(asked))) if asked.keeps else None
         return job_of(asked, translated, self._validator, call.request_id, keeping)
-
-    @override
-    async def _generate(self, call: HttpCall, job: Job, track: CallTrack, named: NamedCall) -> None:
-        try:
-            await super()._generate(call, job, track, named)
-        except ApiError as error:
-            job.own.translated.rename(error)
-            raise
 
     @override
     async def _whole(self, answering: Answering) -> bytes:

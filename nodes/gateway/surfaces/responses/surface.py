@@ -37,7 +37,7 @@ def job_of(
     try:
         job = validator.chat(translated.chat, request_id)
     except ApiError as error:
-        translated.rename(error)
+        error.rename(translated.name_of)
         raise
     left_out = [f"tools: {kind}" for kind in translated.tools.hosted]
     return job._replace(
@@ -45,6 +45,7 @@ def job_of(
         prepare=replace(job.prepare, late_system_as_user=True),
         prompt_param="input",
         max_tokens_param="max_output_tokens",
+        name_of=translated.name_of,
         unknown_fields=[*asked.unknown_fields, *job.unknown_fields, *left_out],
         own=OfResponse(asked, translated, keeping),
     )
@@ -97,7 +98,6 @@ class ResponseStream(Writer):
             is_kept=self._keeping is not None,
         )
         self._answering, self._details = answering, answering.details
-        self._rename = own.translated.rename
         self._writer = ResponseWriter(
             self.response,
             own.translated.tools,
@@ -160,7 +160,6 @@ class ResponseStream(Writer):
 
     @override
     def error(self, error: ApiError) -> bytes:
-        self._rename(error)
         # After a fault of this gateway nothing is known of the response.
         is_fault = isinstance(error, Internal) and error.code == Internal.code
         return self._writer.error(error) if is_fault else self._writer.failed(error)

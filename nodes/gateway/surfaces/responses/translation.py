@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Raw, Struct, defstruct
 
 from nodes.gateway.body_reader import BodyReader
-from nodes.gateway.errors import ApiError, BadRequest
+from nodes.gateway.errors import BadRequest
 from nodes.gateway.openai_types import CHAT_BODY
 from nodes.gateway.surfaces.responses.body import (
     ENCRYPTED_REASONING,
@@ -101,10 +101,8 @@ class Translated(NamedTuple):
     tools: ToolTable
     params: dict[str, str]
 
-    def param_of(self, chat_param: str | None) -> str | None:
+    def name_of(self, chat_param: str) -> str:
         """What the client calls a field of the chat."""
-        if chat_param is None:
-            return None
         head, rest = chat_param, ""
         while head not in self.params:
             head, dot, tail = head.rpartition(".")
@@ -112,12 +110,6 @@ class Translated(NamedTuple):
                 return chat_param
             rest = f".{tail}{rest}"
         return self.params[head] + rest
-
-    def rename(self, error: ApiError) -> None:
-        """Has an error name the client's field where it names one of the chat."""
-        of_chat, error.param = error.param, self.param_of(error.param)
-        if of_chat is not None and error.param is not None:
-            error.message = error.message.replace(f"'{of_chat}'", f"'{error.param}'")
 
 
 def read(data: bytes) -> Asked:

@@ -8,7 +8,7 @@ import pytest
 
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.surfaces.messages.reading import MessagesReader, ReadBody
-from nodes.gateway.surfaces.messages.translation import hides_thinking, renumber
+from nodes.gateway.surfaces.messages.translation import hides_thinking
 from nodes.gateway.surfaces.messages.types import MessagesBody
 
 READER = MessagesReader(MessagesBody, keep_attribution=False)
@@ -251,7 +251,7 @@ def test_tools() -> None:
         ("temperature", "temperature"),
     ):
         error = BadRequest(f"'{ours}' is wrong.", param=ours)
-        renumber(error, found.translated)
+        error.rename(found.translated.name_of)
         assert (error.param, error.message) == (theirs, f"'{theirs}' is wrong.")
 
 

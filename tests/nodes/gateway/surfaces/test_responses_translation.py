@@ -244,14 +244,13 @@ def test_neutral_values_are_accepted() -> None:
         ("reasoning_effort", "reasoning.effort"),
         ("messages", "input"),
         ("seed", "seed"),
-        (None, None),
     ],
 )
-def test_errors_name_the_fields_of_this_route(of_chat: str | None, of_client: str | None) -> None:
+def test_errors_name_the_fields_of_this_route(of_chat: str, of_client: str) -> None:
     custom = {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "x"}
     output = {"type": "function_call_output", "call_id": "c1", "output": "x"}
     made = translated(input=[USER, CALL, custom, output], tools=[SEARCH, GET, FILES])
-    assert made.param_of(of_chat) == of_client
+    assert made.name_of(of_chat) == of_client
 
 
 @given(st.text(), st.booleans(), st.lists(st.integers(0, 60)))
