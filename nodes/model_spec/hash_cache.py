@@ -73,6 +73,11 @@ def keep_hashes(found: dict[str, FileHash]) -> None:
             _write(old)
 
 
+def forget_hashes() -> None:
+    """Forget what this process has read: for tests and benchmarks, to be as another one."""
+    _read_here.clear()
+
+
 def _folder() -> Path:
     """Raises OSError if this user has no place for a cache."""
     given = os.environ.get("XDG_CACHE_HOME", "")

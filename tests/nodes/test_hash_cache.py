@@ -11,7 +11,7 @@ import pytest
 
 from nodes.model_spec import file_hash, hash_cache, resolve_model
 from nodes.model_spec.file_hash import FileHash, FileHasher, state_of
-from nodes.model_spec.hash_cache import KEPT_S, SETTLED_S, find_hashes, keep_hashes
+from nodes.model_spec.hash_cache import KEPT_S, SETTLED_S, find_hashes, forget_hashes, keep_hashes
 from tests.nodes.checkpoints import LLAMA, write_model
 
 WRONG = bytes(32)
@@ -29,7 +29,7 @@ class Cache:
 
     def keep(self, digest: bytes, age_s: float = KEPT_S) -> None:
         keep_hashes({self.weights: FileHash(state_of(self.weights), digest, age_s)})
-        hash_cache._read_here.clear()
+        forget_hashes()
 
     def believes(self) -> bool:
         state = state_of(self.weights)
@@ -54,7 +54,7 @@ def test_a_second_start_reads_nothing(cache: Cache, monkeypatch: pytest.MonkeyPa
     now_ns = time.time_ns
     monkeypatch.setattr(file_hash.time, "time_ns", lambda: now_ns() + int(61e9))
     first = resolve_model(str(cache.model))
-    hash_cache._read_here.clear()
+    forget_hashes()
     monkeypatch.setattr(FileHasher, "hash", None)
     again = resolve_model(str(cache.model))
     assert again == first
@@ -69,7 +69,7 @@ def test_what_has_just_changed_is_not_kept(cache: Cache, age_s: float, is_known:
     state = state_of(cache.weights)
     keep_hashes({cache.weights: FileHash(state, WRONG, age_s)})
     assert bool(find_hashes({cache.weights: state})) == is_known, "in this process"
-    hash_cache._read_here.clear()
+    forget_hashes()
     assert cache.believes() == is_kept
 
 
@@ -204,7 +204,7 @@ def test_it_holds_the_last_thousand(cache: Cache) -> None:
     state = state_of(cache.weights)
     for first in (0, 800):
         keep_hashes({f"/f{number}": FileHash(state, WRONG, KEPT_S) for number in range(first, first + 800)})
-    hash_cache._read_here.clear()
+    forget_hashes()
     found = find_hashes({f"/f{number}": state for number in range(1600)})
     assert set(found) == {f"/f{number}" for number in range(576, 1600)}
 
@@ -234,7 +234,7 @@ def test_starts_at_the_same_time_leave_a_whole_file(cache: Cache) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    hash_cache._read_here.clear()
+    forget_hashes()
     last = [f"/f{number}/19" for number in range(4)]
     assert find_hashes(dict.fromkeys(last, state)), "of those that wrote at once, the last one"
     assert [file.name for file in cache.folder.iterdir()] == ["weights"]
