@@ -31,6 +31,7 @@ _MOST_BYTES: Final = 4 << 20
 """More than so many files take, with the longest paths that a kernel opens: it would not be ours."""
 _FORMAT: Final = b"kvmesh weights 1\n"
 _HEAD_BYTES: Final = len(_FORMAT) + 65
+"""With a SHA-256 in hexadecimal and the end of the line."""
 _STALE_TEMPORARY_S: Final = 60.0
 """What a killed process has left; writing one takes milliseconds."""
 
