@@ -141,7 +141,8 @@ async def test_ready_once_the_worker_is_ours(actor: Maker) -> None:
     assert ctx.announced == []
     await asyncio.sleep(0.01)
     attributes = {"group": "m", "phase": "decode", "page_size": 4, "worker_ready": True, "policy": "fcfs"}
-    assert ctx.announced == [("ready", attributes | {"numerics": "", "asks": [], "damaged_pages": 0, "weights": "weights"})]
+    attributes |= {"numerics": "", "asks": [], "damaged_pages": 0, "weights": "weights"}
+    assert ctx.announced == [("ready", attributes)]
     adopting = [Adopt(scheduler_epoch=7), Adopt(scheduler_epoch=7, next_step=1)]
     assert [message for _, message in ctx.asked] == [MapPool(group="m"), *adopting]
     assert [topic for topic, _ in ctx.published] == ["load"]
