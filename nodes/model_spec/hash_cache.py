@@ -27,7 +27,7 @@ KEPT_S: Final = 60.0
 a page that the kernel has noted as changed without another note, until the page is written back: after 35 s."""
 _MOST_FILES: Final = 1024
 """The last ones; a model of 400 billion parameters has 200."""
-_MOST_BYTES: Final = 4 << 20
+_MOST_BYTES: Final = 8 << 20
 """More than so many files take, with the longest paths that a kernel opens: it would not be ours."""
 _FORMAT: Final = b"kvmesh weights 1\n"
 _HEAD_BYTES: Final = len(_FORMAT) + 65

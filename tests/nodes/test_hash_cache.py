@@ -118,7 +118,7 @@ def unlike(cache: Cache) -> None:
 
 
 def long(cache: Cache) -> None:
-    body = b" " * (4 << 20) + cache.file.read_bytes()[hash_cache._HEAD_BYTES :]
+    body = b" " * (8 << 20) + cache.file.read_bytes()[hash_cache._HEAD_BYTES :]
     cache.file.write_bytes(hash_cache._head(body) + body)
 
 
