@@ -19,8 +19,8 @@ ITEM_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Layout of the KV pool of one tensor-parallel rank; two groups exchange pages only if their `digest` is equal.
 
-    `fingerprint` names the weights (a hash of the model's configuration and weight index), so pages of two models of
-    one shape never mix. `total_kv_heads` is the model's number of KV heads if ranks share heads, 0 if they do not.
+    `fingerprint` names the weights (a hash of the model's configuration and of all bytes of its files), so pages of two
+    models of one shape never mix. `total_kv_heads` is the model's number of KV heads if ranks share heads, 0 if not.
     """
 
     num_layers: int

@@ -27,10 +27,11 @@ KEPT_S: Final = 60.0
 a page that the kernel has noted as changed without another note, until the page is written back: after 35 s."""
 _MOST_FILES: Final = 1024
 """The last ones; a model of 400 billion parameters has 200."""
-_MOST_BYTES: Final = 4 << 20
+_MOST_BYTES: Final = 8 << 20
 """More than so many files take, with the longest paths that a kernel opens: it would not be ours."""
 _FORMAT: Final = b"kvmesh weights 1\n"
 _HEAD_BYTES: Final = len(_FORMAT) + 65
+"""With a SHA-256 in hexadecimal and the end of the line."""
 _STALE_TEMPORARY_S: Final = 60.0
 """What a killed process has left; writing one takes milliseconds."""
 
@@ -71,6 +72,11 @@ def keep_hashes(found: dict[str, FileHash]) -> None:
     with contextlib.suppress(OSError):
         if old:
             _write(old)
+
+
+def forget_hashes() -> None:
+    """Forget what this process has read: for tests and benchmarks, to be as another one."""
+    _read_here.clear()
 
 
 def _folder() -> Path:

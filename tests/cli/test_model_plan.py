@@ -1,5 +1,6 @@
 """What follows from a model before anything is started: dtype, chat template, and what is said of them."""
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -15,10 +16,13 @@ from cli.plan.settings import KVSettings, Settings
 from cli.plan.spec import host_spec, shared_settings
 from cli.plan.topology import plan_topology
 from cli.supervisor.progress import Progress
-from nodes.model_spec import resolve_model
+from nodes.model_spec import WeightsChanged, file_hash, resolve_model
+from nodes.model_spec.file_hash import FileHasher
+from nodes.model_spec.hash_cache import forget_hashes
 from nodes.models.pooling import Pooling
 from nodes.sizes import size_text
 from nodes.tokenizer.errors import Overloaded
+from nodes.worker.config import WorkerConfig
 from tests.cli.launches import MACHINE, configs
 from tests.cli.refused import refused
 from tests.nodes.checkpoints import LLAMA, write_model, write_modules
@@ -68,6 +72,44 @@ def test_what_a_checkpoint_asks_for_is_said(tmp_path, monkeypatch):
     assert left_out == "half asks for typical_p 0.9, which is not supported and left out"
     monkeypatch.setattr(model_plan, "_CPUINFO", tmp_path / "none")
     assert planned(tmp_path, model=str(directory))[0].settings.dtype == "float32"
+
+
+def test_weights_are_read_once_for_all_workers(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # Where nothing can be kept, either.
+    (tmp_path / "cache").write_text("")
+    directory = str(write_model(tmp_path / "m", LLAMA))
+    now_ns, hashed, hash_file = time.time_ns, [], FileHasher.hash
+    monkeypatch.setattr(file_hash.time, "time_ns", lambda: now_ns() + 10**10)
+    monkeypatch.setattr(FileHasher, "hash", lambda self, path: hashed.append(path) or hash_file(self, path))
+    assert planned(tmp_path, model=directory)[0].spec.fingerprint.endswith("-unread")
+    assert hashed == [], "for a command that starts nothing"
+    plans = [
+        plan_model(Settings(model=directory), Progress(None), fetches=False, reading=Progress(None)) for _ in range(2)
+    ]
+    assert hashed == [f"{directory}/model.safetensors"]
+    for each in plans:
+        topology = plan_topology(each.settings, each.spec, each.argument, MACHINE)
+        forget_hashes()
+        for config in configs(topology, "worker"):
+            worker = msgspec.json.decode(msgspec.json.encode(config), type=WorkerConfig)
+            assert worker.spec().fingerprint == each.spec.fingerprint
+    assert len(hashed) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_weights_that_change_while_they_are_read_cannot_be_served(tmp_path, monkeypatch, fails):
+    directory = str(write_model(tmp_path / "m", LLAMA))
+
+    def changing(self, path):
+        raise WeightsChanged(f"{path} was changed while it was read.")
+
+    monkeypatch.setattr(FileHasher, "hash", changing)
+    if fails:
+        # Said at once, whatever reading comes to.
+        monkeypatch.setattr(model_plan, "check_texts", lambda *_: (_ for _ in ()).throw(Overloaded("no process")))
+    with refused(BadModel, "cannot be served", why="no process" if fails else "was changed while it was read"):
+        plan_model(Settings(model=directory), Progress(None), fetches=False, reading=Progress(None))
 
 
 def test_a_network_without_a_head_needs_to_be_told_how_it_makes_vectors(tmp_path):

@@ -109,14 +109,14 @@ def test_texts_of_a_model_do_not_steer_the_terminal(meshctl, tmp_path):
 
 
 def test_a_damaged_model_is_listed_with_what_is_wrong(meshctl, monkeypatch):
-    resolve = models_command.resolve_model
+    resolve = models_command.describe_model
 
     def damaged(name):
         if name == "tiny":
             raise ModelDamaged("its weights are cut short.")
         return resolve(name)
 
-    monkeypatch.setattr(models_command, "resolve_model", damaged)
+    monkeypatch.setattr(models_command, "describe_model", damaged)
     entry = json.loads(meshctl("models", "-o", "json")[0])[0]
     assert (entry["model"], entry["num_parameters"], entry["note"]) == ("tiny", "", "its weights are cut short.")
 

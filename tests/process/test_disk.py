@@ -3,16 +3,20 @@
 import json
 import os
 import re
+import shutil
 import signal
 import urllib.request
 from functools import partial
 
 import pytest
 
+from nodes.model_spec.resolve import BUNDLED_DIRECTORY
+from nodes.model_spec.weight_index import read_header
 from tests.process.topologies import SERVING, write_topology
 
 pytestmark = [pytest.mark.process]
 
+TINY = BUNDLED_DIRECTORY / "tiny"
 TEXT = "what is said here fills some pages of sixteen tokens each, and then some more of them. "
 
 
@@ -21,14 +25,20 @@ def figure(host, name):
     return float(found[1]) if found else -1.0
 
 
-def complete(host, prompt):
-    """The text, and how many of the prompt's tokens were cached."""
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "temperature": 0}
+def answer_to(host, prompt, model="tiny", **fields):
+    """The choice, and how many of the prompt's tokens were cached."""
+    body = {"model": model, "prompt": prompt, "max_tokens": 12, "temperature": 0, **fields}
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{host.url}/v1/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as response:
         answer = json.load(response)
-    return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return answer["choices"][0], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def complete(host, prompt):
+    """The text, and how many of the prompt's tokens were cached."""
+    choice, cached = answer_to(host, prompt)
+    return choice["text"], cached
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -51,6 +61,38 @@ def test_what_was_stored_is_restored_after_a_restart(host, ranks):
     )
     assert restored >= 2 * 10
     host.ends_well(mesh)
+
+
+def test_pages_of_other_weights_are_not_found(host):
+    """One number of the last layer is another one: what comes before it computes alike."""
+    disk, folder = host.base / "disk", host.base / "model"
+    disk.mkdir(0o700)
+    file = shutil.copytree(TINY, folder) / "model.safetensors"
+    options = ("--model", str(folder), "--mixed", "1")
+    stored = (*options, "--kv-disk", str(disk), "--kv-disk-size", "20MiB")
+    prompts = [f"{subject} has 7 green pears. " * 30 for subject in ("Ann", "Bob", "Eve", "Ted")]
+    mesh = host.up(*stored)
+    for prompt in prompts:
+        answer_to(host, prompt, "model")
+    host.wait_until(lambda: figure(host, "mesh_kv_disk_pages") >= 4 * 10, "the prompts are stored")
+    host.wait_until(lambda: figure(host, "mesh_kv_disk_queued_pages") == 0, "nothing waits")
+    host.ends_well(mesh)
+    entries = read_header(file)
+    last = max(int(name.split(".")[2]) for name in entries if ".layers." in name)
+    begin, _ = entries[f"model.layers.{last}.self_attn.v_proj.weight"].data_offsets
+    with file.open("r+b") as opened:
+        opened.seek(file.stat().st_size - max(entry.data_offsets[1] for entry in entries.values()) + begin)
+        opened.write(b"\x00\x40")  # 2.0, in bfloat16
+
+    def answers(*options):
+        mesh = host.up(*options)
+        found = [answer_to(host, prompt, "model", logprobs=3) for prompt in prompts]
+        host.ends_well(mesh)
+        return found
+
+    beside = answers(*stored)
+    assert [cached for _, cached in beside] == [0] * len(prompts)
+    assert beside == answers(*options), "as without the disk"
 
 
 @pytest.mark.slow

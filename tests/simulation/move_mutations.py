@@ -8,6 +8,7 @@ from nodes.gateway.core import GatewayCore
 from nodes.gateway.events import Failure, MoveChosen
 from nodes.gateway.peers import Peers
 from nodes.gateway.requests import RequestState
+from nodes.numerics import Bits
 from nodes.protocol import ChooseMoves, Route
 from nodes.scheduler.worker_link.pipeline import Pipeline
 from nodes.tokenizer.routing import RoutingCore
@@ -28,7 +29,7 @@ def _as_a_failure(on_move: Any, self: GatewayCore, event: MoveChosen, now: float
 def _as_any_route(_: Any, self: RoutingCore, ask: ChooseMoves, now: float) -> dict[str, Route]:
     return {
         one.request_id: self.choose(
-            one.request_id, one.token_ids, one.extra_key, [ask.holder], now, one.numerics, one.asks
+            one.request_id, one.token_ids, one.extra_key, [ask.holder], now, Bits(one.weights, one.numerics), one.asks
         )
         for one in ask.requests
     }

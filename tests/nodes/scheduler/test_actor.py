@@ -44,7 +44,7 @@ from nodes.scheduler.worker_link.pipeline import STEP_REPEAT_S
 from tests.mesh.recorded_call import RecordedCall
 from tests.nodes.recording_context import RecordingContext
 
-LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=4)
+LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, page_size=4, fingerprint="weights")
 CONFIG = SchedulerConfig(
     group="m", worker="w", agent="a", context_length=99, page_size=4, chunk_tokens=8, step_tokens=300,
     eos_token_ids=(1,), phase="decode",
@@ -141,7 +141,8 @@ async def test_ready_once_the_worker_is_ours(actor: Maker) -> None:
     assert ctx.announced == []
     await asyncio.sleep(0.01)
     attributes = {"group": "m", "phase": "decode", "page_size": 4, "worker_ready": True, "policy": "fcfs"}
-    assert ctx.announced == [("ready", attributes | {"numerics": "", "asks": [], "damaged_pages": 0})]
+    attributes |= {"numerics": "", "asks": [], "damaged_pages": 0, "weights": "weights"}
+    assert ctx.announced == [("ready", attributes)]
     adopting = [Adopt(scheduler_epoch=7), Adopt(scheduler_epoch=7, next_step=1)]
     assert [message for _, message in ctx.asked] == [MapPool(group="m"), *adopting]
     assert [topic for topic, _ in ctx.published] == ["load"]

@@ -308,7 +308,7 @@ async def test_on_the_loop_alone_as_in_the_simulation(mesh):
 
 async def test_a_model_without_a_template(monkeypatch):
     spec = msgspec.structs.replace(resolve_model("echo"), chat_template=None)
-    monkeypatch.setattr("nodes.tokenizer.actor.resolve_model", lambda model: spec)
+    monkeypatch.setattr("nodes.tokenizer.actor.describe_model", lambda model: spec)
     async with mesh_with() as mesh:
         assert await failure(mesh, chat("x")) == ("template_error", "messages", False)
         assert (await ask(mesh, Prepare(request_id="r", texts=["x"]))).token_ids == [[120]]
