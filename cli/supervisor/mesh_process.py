@@ -33,8 +33,9 @@ from cli.supervisor.welcome import Asker, not_taken_in, require_welcome
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError, MeshError, Superseded
 from mesh.membership.view import SUPERVISOR, Member
-from mesh.options import SystemOptions
+from mesh.options import MAX_PEERS, SystemOptions
 from mesh.runtime.plain_structlog import structlog
+from mesh.runtime.process_limits import peers_that_fit
 from mesh.runtime.process_usage import process_usage
 from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.system import ActorSystem
@@ -145,6 +146,7 @@ class _MeshProcess:
                 usage=process_usage,
                 secret=secret,
                 vet_host=listen.vet_host,
+                max_peers=peers_that_fit(MAX_PEERS),
             )
             bootstrap = self._directory.run.bootstrap(secret)
             system = self._system = ActorSystem(actor, address, ZeroMQTransport(listen), bootstrap, options)

@@ -25,6 +25,7 @@ from mesh.runtime.process_limits import (
     TASKS,
     Limits,
     limit_met,
+    peers_that_fit,
     read_limits,
     require_room,
 )
@@ -147,6 +148,22 @@ def test_no_room_for_a_thread_is_said():
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert "the limit of address space (`ulimit -v`) is" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("num_files", "num_peers"), [(84, 2), (199, 13), (1024, 96), (65_536, 4096), (resource.RLIM_INFINITY, 4096)]
+)
+def test_as_many_peers_as_there_are_descriptors_for(monkeypatch, num_files, num_peers):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (num_files, num_files))
+    assert peers_that_fit(4096) == num_peers
+    assert peers_that_fit(1) == 1, "no more than are wished for"
+
+
+@pytest.mark.parametrize("num_files", [0, 63, 83])
+def test_no_room_for_two_peers_is_said(monkeypatch, num_files):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (num_files, num_files))
+    with pytest.raises(LimitReached, match=f"open files .* is {num_files}: "):
+        peers_that_fit(4096)
 
 
 GROUPS = {
