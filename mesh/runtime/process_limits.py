@@ -94,7 +94,8 @@ included."""
 _CAP_SYS_ADMIN: Final = 21
 """linux/capability.h, both."""
 _CAP_SYS_RESOURCE: Final = 24
-_CGROUP: Final = Path("/proc/self/cgroup")
+_SELF: Final = Path("/proc/self")
+_CGROUP: Final = _SELF / "cgroup"
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 """The hierarchy of version 2; of version 1 each controller has a folder there."""
 
@@ -253,8 +254,8 @@ def _release(taken: list[int], waiting: list[threading.Thread], let_go: threadin
 def _is_exempt() -> bool:
     """Whether the kernel counts no processes of this user: the machine's root, or with one of two capabilities."""
     try:
-        mapped = Path("/proc/self/uid_map").read_text().split()
-        status = Path("/proc/self/status").read_text()
+        mapped = (_SELF / "uid_map").read_text().split()
+        status = (_SELF / "status").read_text()
     except OSError:
         return False
     # In a user namespace, root is some user of the machine.

@@ -184,3 +184,34 @@ def test_the_group_with_least_left_counts(tmp_path, monkeypatch, lines):
     assert process_limits._tasks_of_group() == (50, 45)
     (tmp_path / "cgroup").unlink()
     assert process_limits._tasks_of_group() is None
+
+
+@pytest.mark.parametrize(
+    ("mapped", "capabilities", "is_exempt"),
+    [
+        ("0 0 4294967295", 0, os.getuid() == 0),
+        ("0 0 4294967295", 1 << 24, True),
+        ("0 0 4294967295", 1 << 21, True),
+        # Root of a container without root of the machine.
+        ("0 100000 65536", (1 << 41) - 1, False),
+    ],
+)
+def test_whose_processes_are_not_counted(tmp_path, monkeypatch, mapped, capabilities, is_exempt):
+    (tmp_path / "uid_map").write_text(f"  {mapped}\n")
+    (tmp_path / "status").write_text(f"Name:\tx\nCapEff:\t{capabilities:016x}\nCapBnd:\t0\n")
+    monkeypatch.setattr(process_limits, "_SELF", tmp_path)
+    assert process_limits._is_exempt() == is_exempt
+    (tmp_path / "status").unlink()
+    assert not process_limits._is_exempt(), "who cannot see it is not"
+
+
+def test_processes_of_a_user_are_counted(monkeypatch):
+    monkeypatch.setattr(process_limits, "_is_exempt", lambda: False)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (90_000, 90_000))
+    assert read_limits().used[PROCESSES] >= len(os.listdir("/proc/self/task"))
+
+    def none(_path):
+        raise os_error(errno.EMFILE)
+
+    monkeypatch.setattr(os, "listdir", none)
+    assert read_limits().used[PROCESSES] == 0
