@@ -271,6 +271,7 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(ExitCode.FAILED)
     except Exception as error:
+        # Whatever takes a descriptor, a thread or memory may meet a limit, and raises what it likes then.
         if (told := limit_too_low("meshctl cannot do this", error)) is None:
             raise
         sys.stderr.write(f"{told}\n")

@@ -15,19 +15,6 @@ from mesh.wire.header import Limits
 
 MAX_PEERS: Final = 4096
 """As many peers as a transport has sockets for, and a process descriptors where their limit can be raised to 65,536."""
-OWN_FILES: Final = 64
-"""An actor at rest without peers has 34: logs, bound sockets, ZeroMQ's own, the event loop's. 16 must be free for a
-dial to be tried (`mesh/transport/zeromq.py`), and the rest is for files that are read."""
-PEER_FILES: Final = 10
-"""Eight for a peer that is dialed: two sockets, with those by which ZeroMQ wakes itself; two for one that dials."""
-
-
-def peers_that_fit(num_files: int) -> int:
-    """How many peers a process may have with so many descriptors; one at least, the supervisor or a registry.
-
-    More are refused: where ZeroMQ gets no descriptor for a connection within the host, it aborts the process.
-    """
-    return min(MAX_PEERS, max(1, (num_files - OWN_FILES) // PEER_FILES))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ Called by `meshctl run ROLE`, by the processes that the supervisor spawns or for
 import asyncio
 import gc
 import os
-import resource
 import signal
 import sys
 import time
@@ -24,10 +23,10 @@ from mesh.actor import Actor
 from mesh.address import Address, Endpoint
 from mesh.errors import NotReadyInTime
 from mesh.membership.view import STARTING
-from mesh.options import SystemOptions, peers_that_fit
+from mesh.options import SystemOptions
 from mesh.runtime.interruption import Interruption
 from mesh.runtime.plain_structlog import structlog
-from mesh.runtime.process_limits import raise_limits
+from mesh.runtime.process_limits import peers_that_fit, raise_limits
 from mesh.runtime.run_directory import RunDirectory
 from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.runtime.trace_ring import TRACE, map_ring
@@ -92,7 +91,7 @@ def run_actor(
     filled = replace(
         given, supervisor=supervisor, usage=Interruption().usage, mesh=run_directory.mesh, vet_host=listen.vet_host,
         host=given.host or run_directory.host_name(), spec=host.spec if host is not None else {},
-        max_peers=min(given.max_peers, peers_that_fit(resource.getrlimit(resource.RLIMIT_NOFILE)[0])),
+        max_peers=peers_that_fit(given.max_peers),
     )  # fmt: skip
     process = _Process(actor, address, listen, drain_timeout_s, start_timeout_s)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

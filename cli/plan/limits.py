@@ -11,12 +11,14 @@ from typing import Final, NamedTuple
 
 from cli.errors import LimitTooLow
 from cli.plan.settings import Settings
-from mesh.options import OWN_FILES, PEER_FILES
 from mesh.runtime.process_limits import (
     ADDRESS_SPACE,
     DATA,
     FILE_SIZE,
     FILES,
+    LEAST_PEERS,
+    OWN_FILES,
+    PEER_FILES,
     PROCESSES,
     SMALL_STACK_BYTES,
     STACK,
@@ -92,7 +94,7 @@ class Load(NamedTuple):
 
 
 LEAST: Final = (
-    Need(FILES, OWN_FILES + 2 * PEER_FILES, "that is what the smallest actor takes"),
+    Need(FILES, OWN_FILES + LEAST_PEERS * PEER_FILES, "that is what the smallest actor takes"),
     Need(PROCESSES, _OWN_TASKS, "a supervisor alone has so many"),
     Need(TASKS, _OWN_TASKS, "a supervisor alone has so many"),
     Need(ADDRESS_SPACE, _ADDRESS_BYTES[False], "the smallest actor maps so much"),

@@ -32,9 +32,11 @@ from cli.supervisor.sweep import sweep
 from cli.supervisor.welcome import Asker, not_taken_in, require_welcome
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError, MeshError, Superseded
+from mesh.membership.proof import HostSecret
 from mesh.membership.view import SUPERVISOR, Member
-from mesh.options import SystemOptions
+from mesh.options import MAX_PEERS, SystemOptions
 from mesh.runtime.plain_structlog import structlog
+from mesh.runtime.process_limits import peers_that_fit
 from mesh.runtime.process_usage import process_usage
 from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.system import ActorSystem
@@ -60,6 +62,7 @@ def run_mesh(
     try:
         return _run_locked(make_topology, directory, progress, owner)
     except Exception as error:
+        # A limit of the system is met anywhere, under any name; what is about none is raised as it is.
         if (told := limit_too_low(f"the mesh {directory.mesh!r} could not be started", error)) is not None:
             raise told from error
         raise
@@ -138,14 +141,7 @@ class _MeshProcess:
             is_elsewhere = settings.on != settings.registry_host
             watch = RegistryWatch(settings.on, registry_endpoint(settings).control, record) if is_elsewhere else None
             actor = self._actor = SupervisorActor(keeper, os.getpid(), listen.keys, watch)
-            options = SystemOptions(
-                mesh=self._directory.mesh,
-                spec=self._topology.spec,
-                host=self._directory.run.host_name(),
-                usage=process_usage,
-                secret=secret,
-                vet_host=listen.vet_host,
-            )
+            options = self._options(secret, listen)
             bootstrap = self._directory.run.bootstrap(secret)
             system = self._system = ActorSystem(actor, address, ZeroMQTransport(listen), bootstrap, options)
             for number in _STOP_SIGNALS:
@@ -172,6 +168,17 @@ class _MeshProcess:
             os.close(reader)
             children.close()
         return self._outcome(code, failure)
+
+    def _options(self, secret: HostSecret, listen: ZeroMQOptions) -> SystemOptions:
+        return SystemOptions(
+            mesh=self._directory.mesh,
+            spec=self._topology.spec,
+            host=self._directory.run.host_name(),
+            usage=process_usage,
+            secret=secret,
+            vet_host=listen.vet_host,
+            max_peers=peers_that_fit(MAX_PEERS),
+        )
 
     def _begin(self, keeper: ProcessKeeper, manifest: Manifest) -> None:
         keeper.begin(manifest)

@@ -146,9 +146,9 @@ def _fork_orphan() -> Process | None:
         os.close(reader)
         try:
             orphan = os.fork()
-        except OSError:
-            traceback.print_exc()
-            _exit(1)
+        except OSError as error:
+            # Its parent says why, so that a limit of the system can be named.
+            _exit(error.errno or 1)
         if orphan == 0:
             os.close(writer)
             return None
@@ -162,7 +162,8 @@ def _fork_orphan() -> Process | None:
     finally:
         os.close(reader)
     if len(answer) != _PROCESS.size:
-        raise OSError(f"the second fork failed (helper status {status})")
+        code = os.waitstatus_to_exitcode(status)
+        raise OSError(f"the second fork failed: {os.strerror(code) if code > 0 else f'signal {-code}'}")
     return Process(*_PROCESS.unpack(answer))
 
 

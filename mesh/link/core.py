@@ -72,6 +72,7 @@ from mesh.wire.header import (
     encode_header,
 )
 
+_MOST: Final = "the maximum (4,096, or as many as `ulimit -n` has room for)"
 _LINK_VERBS: Final = frozenset((Verb.HELLO, Verb.WELCOME, Verb.BYE))
 _OTHERS: Final = frozenset(("wrong_sender", *PROOF_CODES))
 _ANSWERS: Final = frozenset((Verb.REPLY, Verb.ERROR))
@@ -120,7 +121,7 @@ class LinkCore:
         address, endpoint = located
         self._handshake.check_pause(address, now)
         if len(self.peers) >= self._options.max_peers:
-            raise Unreachable(f"already linked to {self._options.max_peers} peers, the maximum")
+            raise Unreachable(f"already linked to {self._options.max_peers} peers, {_MOST}")
         self._now = now
         self.outputs.append(Dial(address, endpoint))
         connection = self._connect(Link(address, dialed=True))
@@ -319,7 +320,7 @@ class LinkCore:
             # A late hello, overtaken by that of a newer connection: its peer has given this connection up.
             raise FrameRefused("no_hello", "this incarnation has made a later connection")
         if address.actor_id not in self.peers and len(self.peers) >= self._options.max_peers:
-            raise FrameRefused(TOO_MANY_PEERS, f"already linked to {self._options.max_peers} peers, the maximum")
+            raise FrameRefused(TOO_MANY_PEERS, f"already linked to {self._options.max_peers} peers, {_MOST}")
         return self._connect(link, number)
 
     def _from_another(self, link: Link, header: Header, parts: Frames) -> None:

@@ -77,6 +77,14 @@ save anything. The others are lowered by somebody who means it."""
 
 MAX_FILES: Final = 65_536
 """Twice what 4,096 peers take at 8 descriptors each; the other half is left for clients' connections (16,384)."""
+LEAST_PEERS: Final = 2
+"""A supervisor and a registry; with fewer an actor is no use."""
+OWN_FILES: Final = 64
+"""An actor at rest without peers has 34: logs, bound sockets, ZeroMQ's own, the event loop's. 16 must be free for a
+dial to be tried (`mesh/transport/zeromq.py`), and the rest is for files that are read."""
+PEER_FILES: Final = 10
+"""Eight for a peer that is dialed: two sockets, with those by which ZeroMQ wakes itself; two for one that dials."""
+
 SMALL_STACK_BYTES: Final = 256 * _KIB
 """Threads get stacks of this size, the main thread at most so much; importing torch with 128 KiB is a SIGSEGV."""
 _NEARLY: Final = 32
@@ -86,7 +94,8 @@ included."""
 _CAP_SYS_ADMIN: Final = 21
 """linux/capability.h, both."""
 _CAP_SYS_RESOURCE: Final = 24
-_CGROUP: Final = Path("/proc/self/cgroup")
+_SELF: Final = Path("/proc/self")
+_CGROUP: Final = _SELF / "cgroup"
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 """The hierarchy of version 2; of version 1 each controller has a folder there."""
 
@@ -182,6 +191,18 @@ def raise_limits() -> None:
             resource.setrlimit(limit.number, (wanted, hard))
 
 
+def peers_that_fit(most: int) -> int:
+    """How many peers this process has descriptors for, `most` at most. Raises LimitReached for fewer than two.
+
+    More are refused: where ZeroMQ gets no descriptor for a connection within the host, it aborts the process.
+    """
+    num_files = resource.getrlimit(FILES.number)[0]
+    num_peers = most if num_files == resource.RLIM_INFINITY else min(most, (num_files - OWN_FILES) // PEER_FILES)
+    if num_peers < min(most, LEAST_PEERS):
+        raise LimitReached(f"{LEAST_PEERS} peers do not fit: {read_limits().explain(FILES)}")
+    return num_peers
+
+
 def limit_met(error: BaseException) -> LimitReached | None:
     """The limit that this error, or what led to it, is about; None if it is about none."""
     met = error
@@ -233,8 +254,8 @@ def _release(taken: list[int], waiting: list[threading.Thread], let_go: threadin
 def _is_exempt() -> bool:
     """Whether the kernel counts no processes of this user: the machine's root, or with one of two capabilities."""
     try:
-        mapped = Path("/proc/self/uid_map").read_text().split()
-        status = Path("/proc/self/status").read_text()
+        mapped = (_SELF / "uid_map").read_text().split()
+        status = (_SELF / "status").read_text()
     except OSError:
         return False
     # In a user namespace, root is some user of the machine.

@@ -11,7 +11,8 @@ from typing_extensions import override
 from mesh.actor import Context
 from mesh.address import Address
 from mesh.membership.view import Member
-from mesh.options import SystemOptions
+from mesh.options import MAX_PEERS, SystemOptions
+from mesh.runtime.process_limits import peers_that_fit
 from mesh.runtime.run_directory import RunDirectory
 from mesh.runtime.telemetry import LogSettings, log_to
 from mesh.system import ActorSystem
@@ -60,6 +61,7 @@ class Seat:
             vet_host=listen.vet_host,
             log=log_to(self._log_file, LogSettings.from_environment(os.environ).level),
             retry_max_s=_RETRY_S,
+            max_peers=peers_that_fit(MAX_PEERS),
         )
         self._gateway = _Gateway(config)
         address = Address(begun.gateway, epoch)

@@ -20,6 +20,8 @@ from cli.supervisor import mesh_directory
 from cli.supervisor import starter as starter_module
 from cli.supervisor.actor import SupervisorActor
 from cli.supervisor.keeper import Listeners, ProcessKeeper
+from cli.supervisor.kept_actor import KeptActor
+from cli.supervisor.log_files import LastLines
 from cli.supervisor.manifest_file import ManifestFile
 from cli.supervisor.mesh_directory import MeshDirectory, StartError
 from cli.supervisor.processes import Process
@@ -28,6 +30,8 @@ from mesh.address import Address, Endpoint
 from mesh.membership.proof import HostSecret
 from mesh.membership.view import DRAINING, READY, Member
 from mesh.supervision.core import Watch
+from mesh.supervision.events import SPAWNING, Policy, StartOverdue, Supervised
+from mesh.supervision.restarts import Restarts
 from tests.cli.manifests import manifest
 from tests.mesh.recorded_call import RecordedCall
 
@@ -248,3 +252,32 @@ async def test_what_an_actor_fell_back_to_and_its_damaged_pages_are_notes(kept: 
         [],
         [out],
     ]
+
+
+def test_why_an_actor_is_not_ready(directory: MeshDirectory) -> None:
+    log = directory.log("s")
+    log.write_text('{"event":"waiting","what":"the pool","why":"of another mesh"}\n')
+    launch = ActorLaunch(actor_id="s", role="scheduler", kind="s", config={}, start="fork")
+    watch = Watch(Supervised("s"), Restarts(Policy()), state=SPAWNING)
+    kept = KeptActor(launch, watch, last_lines=LastLines(log))
+    assert kept.why_unready() == "spawning, the zygote, which it is forked from, is not ready"
+    watch.state, watch.reason = "starting", "exit 1"
+    assert kept.why_unready() == "starting, exit 1"
+    with log.open("a") as file:
+        file.write('{"event":"waiting","what":"the worker","why":"unreachable"}\n{"event":"signal"}\nnoise\n')
+    assert kept.why_unready() == "starting, the worker: unreachable, exit 1"
+    assert KeptActor(launch, watch).why_unready() == "starting, exit 1"
+
+
+async def test_a_start_that_is_overdue_is_stopped_with_the_reasons(
+    directory: MeshDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zygote = Mock()
+    monkeypatch.setattr(starter_module, "ZygoteClient", lambda *_, **__: zygote)
+    kept = Kept(directory, zygote)
+    kept.watch.state = SPAWNING
+    kept.keeper._perform(StartOverdue(("gateway-0",)))
+    assert kept.keeper.core.stopping
+    zygote.close.assert_called_with()
+    assert kept.keeper._why_unready(()) == "not ready within start_timeout_s (60 s): empty"
+    kept.keeper.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mesh.address import Address
-from mesh.errors import ActorFailed, CoreFailed, DrainFailed, PeerLost
+from mesh.errors import ActorFailed, CoreFailed, DrainFailed, NotReadyInTime, PeerLost
 from mesh.run import _Process, run_actor
 from mesh.runtime.driver import CoreDriver
 from mesh.runtime.run_directory import RunDirectory
@@ -297,3 +297,38 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_may(short_path):
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+class Loads(Kills):
+    """Takes `start_s` for its start, and says how far it is as long as it `goes_on`."""
+
+    def __init__(self, start_s, *, goes_on):
+        super().__init__(lambda actor: None)
+        self.start_s, self.goes_on = start_s, goes_on
+
+    def progress(self):
+        return f"loading, {self.ctx.now()}" if self.goes_on else "loading"
+
+    async def start(self):
+        await asyncio.sleep(self.start_s)
+        self.ctx.later(0.3, os.kill, os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("actor", [NeverStarts(lambda actor: None), Loads(60.0, goes_on=False)])
+def test_a_start_that_makes_no_progress_is_over_at_its_time(short_path, actor):
+    with pytest.raises(NotReadyInTime, match=r"x#1 was not ready within 0.1 s: see what its log says"):
+        run_actor(actor, Address("x", 1), run_directory=RunDirectory(short_path), options=QUICK, start_timeout_s=0.1)
+
+
+def test_one_that_is_not_admitted_says_so(short_path):
+    with pytest.raises(NotReadyInTime, match=r"x#1 was not ready within 0.2 s: "):
+        run_actor(
+            Joins(lambda actor: None), Address("x", 1), run_directory=RunDirectory(short_path), options=QUICK,
+            start_timeout_s=0.2,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("actor", [Loads(0.6, goes_on=True), Loads(0.0, goes_on=False)])
+def test_one_that_makes_progress_or_is_ready_is_not_ended(short_path, actor):
+    run = RunDirectory(short_path)
+    assert run_actor(actor, Address("x", 1), run_directory=run, options=QUICK, start_timeout_s=0.1) == 0

@@ -1,5 +1,7 @@
 """Meshes under limits of the system: each is named by the error, or the mesh serves. No start outlasts its time."""
 
+import asyncio
+import http.client
 import json
 import os
 import re
@@ -11,14 +13,18 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from cli.client import ASK_TIMEOUT_S, connected, find_mesh
 from cli.commands.up import plan
+from cli.errors import CliError
 from cli.plan.limits import LEAST
 from cli.plan.settings import load_settings
+from cli.protocol import ActorList, ListActors
 from cli.supervisor.progress import Progress
 from mesh.runtime import process_limits
 from nodes import Engine
@@ -80,8 +86,8 @@ AS_USER = (
 )  # fmt: skip
 
 MIB = 1 << 20
-NEEDS = {process_limits.PROCESSES: 1, process_limits.TASKS: 3}
-"""What there is besides: `meshctl` itself, twice with `-d`."""
+BESIDE = {process_limits.PROCESSES: 3, process_limits.TASKS: 3}
+"""What there is besides: `meshctl` itself, twice with `-d`, and the child that looks at the model."""
 ENOUGH, JUST_TOO_LOW = "enough", "just too low"
 CASES = [
     ("open files", process_limits.FILES, limited(resource.RLIMIT_NOFILE), (8, JUST_TOO_LOW, ENOUGH)),
@@ -134,7 +140,7 @@ def stop(host, prefix=()):
 def test_a_start_under_a_limit_names_it_or_serves(host, limit, apply, value):
     serves = value == ENOUGH or limit is process_limits.LOCKED
     if value in (ENOUGH, JUST_TOO_LOW):
-        value = needed()[limit] - (value == JUST_TOO_LOW) + NEEDS.get(limit, 0) * (value == ENOUGH)
+        value = needed()[limit] - (value == JUST_TOO_LOW) + BESIDE.get(limit, 0) * (value == ENOUGH)
     prefix = AS_USER if apply is another_user else ()
     if prefix:
         os.chown(host.base, USER, USER)
@@ -168,7 +174,7 @@ cli.plan.limits.require = lambda *_: None
         *((process_limits.FILES, value) for value in (12, 24, 40, 48, 56, 64)),
         *((process_limits.TASKS, value) for value in (6, 12, 20, 30)),
         *((process_limits.ADDRESS_SPACE, value * MIB) for value in (150, 250, 330)),
-        *((process_limits.DATA, value * MIB) for value in (16, 40)),
+        *((process_limits.DATA, value * MIB) for value in (40, 60)),
         *((process_limits.CPU_TIME, value) for value in (1, 2)),
         *((process_limits.FILE_SIZE, value << 10) for value in (4, 64, 8192)),
     ],
@@ -214,32 +220,58 @@ def test_a_role_that_is_run_by_hand_does_not_wait_for_ever_for_a_registry(host):
     host.assert_nothing_left()
 
 
-def test_a_gateway_that_has_all_the_clients_it_may_have_serves_those(host):
-    """Of 199 descriptors some 80 are for clients: newcomers are told so, and taken again when others have left."""
+def test_a_mesh_that_has_all_the_clients_it_may_have_serves_those(host, monkeypatch):
+    """Of a gateway's 199 descriptors some 80 are for clients, of the supervisor's 60 for six peers beside its actors.
+
+    Newcomers are told so, and taken again when others have left.
+    """
     apply = limited(resource.RLIMIT_NOFILE)(needed()[process_limits.FILES], None)
     assert up(host, apply, *ECHO).returncode == 0
     before = host.pids()
     where = ("127.0.0.1", host.port)
     with ExitStack() as stack:
-        served = stack.enter_context(socket.create_connection(where, timeout=30))
+        served = http.client.HTTPConnection(*where, timeout=30)
+        stack.callback(served.close)
         for _ in range(3):
-            served.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert served.recv(4096).startswith(b"HTTP/1.1 200")
+            assert status(served) == 200
             for _ in range(100):
                 stack.enter_context(socket.create_connection(where, timeout=30))
         with pytest.raises(urllib.error.HTTPError, match="503") as refused:
             urllib.request.urlopen(f"{host.url}/health", timeout=30)
         assert json.loads(refused.value.read())["error"]["code"] == "too_many_connections"
-        served.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert served.recv(4096).startswith(b"HTTP/1.1 200")
+        assert status(served) == 200
     wait_until(lambda: answers(host), "there is room again")
     assert host.say("hello") == "hello"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(host.base))
+    answers_of_it = asyncio.run(peers_of(find_mesh(host.name), 40))
+    assert 5 <= Counter(map(type, answers_of_it))[ActorList] < 40, "six at a time"
+    assert all(isinstance(answer, ActorList | CliError) for answer in answers_of_it), answers_of_it
     assert host.pids() == before, "nobody died of it"
     log = (host.run_directory / "logs" / "gateway-0.log").read_text()
     assert log.count('"connections_refused"') == 1, log
     assert "`ulimit -n`" in log
     stop(host)
     host.assert_nothing_left()
+
+
+async def peers_of(mesh, number):
+    """What so many peers at once are told by a supervisor."""
+
+    async def peer():
+        async with connected(mesh) as ask:
+            answer = await ask(ListActors(), ActorList)
+            # Linked for as long as others try, which is one ask's time.
+            await asyncio.sleep(ASK_TIMEOUT_S)
+            return answer
+
+    return await asyncio.gather(*(peer() for _ in range(number)), return_exceptions=True)
+
+
+def status(connection):
+    connection.request("GET", "/health")
+    with connection.getresponse() as response:
+        response.read()
+        return response.status
 
 
 def answers(host):

@@ -25,6 +25,7 @@ from mesh.runtime.process_limits import (
     TASKS,
     Limits,
     limit_met,
+    peers_that_fit,
     read_limits,
     require_room,
 )
@@ -149,6 +150,22 @@ def test_no_room_for_a_thread_is_said():
     assert "the limit of address space (`ulimit -v`) is" in said.stdout
 
 
+@pytest.mark.parametrize(
+    ("num_files", "num_peers"), [(84, 2), (199, 13), (1024, 96), (65_536, 4096), (resource.RLIM_INFINITY, 4096)]
+)
+def test_as_many_peers_as_there_are_descriptors_for(monkeypatch, num_files, num_peers):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (num_files, num_files))
+    assert peers_that_fit(4096) == num_peers
+    assert peers_that_fit(1) == 1, "no more than are wished for"
+
+
+@pytest.mark.parametrize("num_files", [0, 63, 83])
+def test_no_room_for_two_peers_is_said(monkeypatch, num_files):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (num_files, num_files))
+    with pytest.raises(LimitReached, match=f"open files .* is {num_files}: "):
+        peers_that_fit(4096)
+
+
 GROUPS = {
     "0::/a/b\n": {"": ("max", "90"), "a": ("50", "45"), "a/b": ("20", "1")},
     "9:memory:/x\n8:pids:/docker/1\n": {"pids": ("50", "45")},
@@ -167,3 +184,34 @@ def test_the_group_with_least_left_counts(tmp_path, monkeypatch, lines):
     assert process_limits._tasks_of_group() == (50, 45)
     (tmp_path / "cgroup").unlink()
     assert process_limits._tasks_of_group() is None
+
+
+@pytest.mark.parametrize(
+    ("mapped", "capabilities", "is_exempt"),
+    [
+        ("0 0 4294967295", 0, os.getuid() == 0),
+        ("0 0 4294967295", 1 << 24, True),
+        ("0 0 4294967295", 1 << 21, True),
+        # Root of a container without root of the machine.
+        ("0 100000 65536", (1 << 41) - 1, False),
+    ],
+)
+def test_whose_processes_are_not_counted(tmp_path, monkeypatch, mapped, capabilities, is_exempt):
+    (tmp_path / "uid_map").write_text(f"  {mapped}\n")
+    (tmp_path / "status").write_text(f"Name:\tx\nCapEff:\t{capabilities:016x}\nCapBnd:\t0\n")
+    monkeypatch.setattr(process_limits, "_SELF", tmp_path)
+    assert process_limits._is_exempt() == is_exempt
+    (tmp_path / "status").unlink()
+    assert not process_limits._is_exempt(), "who cannot see it is not"
+
+
+def test_processes_of_a_user_are_counted(monkeypatch):
+    monkeypatch.setattr(process_limits, "_is_exempt", lambda: False)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (90_000, 90_000))
+    assert read_limits().used[PROCESSES] >= len(os.listdir("/proc/self/task"))
+
+    def none(_path):
+        raise os_error(errno.EMFILE)
+
+    monkeypatch.setattr(os, "listdir", none)
+    assert read_limits().used[PROCESSES] == 0
