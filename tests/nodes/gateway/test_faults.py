@@ -504,7 +504,7 @@ async def test_streams_that_a_stop_cuts_off_end_with_the_error_of_their_surface(
             assert last.startswith(begins), (path, last)
             if path in of_openai:
                 usage = json.loads(before[-1].removeprefix("data: ")).get("usage")
-                assert bool(usage and usage["completion_tokens"] > 2) == asks_usage, before[-1]
+                assert bool(usage and usage["completion_tokens"]) == asks_usage, before[-1]
             assert "shutting_down" in last or "shutting down" in last, (path, last)
 
 
