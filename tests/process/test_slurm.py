@@ -87,6 +87,9 @@ class Slurm:
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()
 
+    def until_over(self, number):
+        wait_until(lambda: number not in self.run("squeue", "-h", "-o", "%i").split(), "the job is over")
+
     def close(self):
         # They would wait for jobs that a test has failed to end.
         for daemon in reversed(self.daemons):
@@ -131,11 +134,12 @@ def test_streams_are_finished_when_the_job_is_cancelled(slurm, host):
         slurm.run("scancel", number)
         for stream in ended(streams):
             assert (stream.finish, stream.usage["completion_tokens"], stream.error) == ("length", NUM_TOKENS, None)
-        wait_until(lambda: number not in slurm.run("squeue", "-h", "-o", "%i").split(), "the job is over")
+        slurm.until_over(number)
     finally:
+        # It is over, or the test has failed.
         with contextlib.suppress(AssertionError):
-            # It is over, or the test has failed.
             slurm.run("scancel", "--signal=KILL", "--full", number)
+            slurm.until_over(number)
     text = output.read_text()
     assert text.count(" stopped\n") == len(HOSTS), text
     assert not [path.name for path in Path("/dev/shm").glob(f"*{host.name}*")]
