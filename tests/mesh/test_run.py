@@ -355,7 +355,8 @@ def test_frames_of_a_later_release_are_left_and_a_full_line_has_said_enough(line
     assert actor.read() == [2.5, 1.5]
     passed_up = []
     assert all(actor.pass_up(signal.SIGTERM) for _ in range(5_000)), "a full line is no reason to end"
-    os.write(line.theirs.fileno(), b"\xff") if line.read(passed_up.append) else None
+    assert line.read(passed_up.append)
+    os.write(line.theirs.fileno(), b"\xff")
     assert line.read(passed_up.append), "no signal has that number"
     assert {*passed_up} == {signal.SIGTERM}
     line.theirs.close()
