@@ -87,6 +87,7 @@ class ActorList(Message, frozen=True):
     `context` is the context length that requests may have, and why; None if the supervisor does not say. `notes` are
     what people should know about the mesh as a whole. `silent` are the hosts that are not in the mesh, or whose
     supervisors did not answer a `whole_mesh` question. `at` is Unix time by the clock of the host that answers.
+    `ends`: the supervisor has been told to end, with all its actors.
     """
 
     mesh: str
@@ -98,6 +99,7 @@ class ActorList(Message, frozen=True):
     notes: list[str] = []
     silent: list[str] = []
     at: float = 0.0
+    ends: bool = False
 
 
 class StopMesh(Message, frozen=True):

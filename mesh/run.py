@@ -1,7 +1,8 @@
 """Runs one actor as the current process: uvloop, ZeroMQ, signals, and the pipe that shows whether the supervisor lives.
 
-    SIGTERM or SIGINT   drain, then stop; stop at once if the start is not complete, and on the second signal
-    supervisor's pipe   stop at once when it ends: an actor must not outlive its supervisor
+    SIGTERM or SIGINT   drain, then stop; stop at once if the start is not complete, and on the second signal.
+                        With a supervisor: pass it up, and go on until that says what to do
+    supervisor's line   drain, then stop, when it says so; stop at once when it ends: an actor must not outlive it
 
 Called by `meshctl run ROLE`, by the processes that the supervisor spawns or forks, and by custom actors' own programs.
 """
@@ -14,7 +15,6 @@ import sys
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import uvloop
@@ -28,6 +28,7 @@ from mesh.runtime.interruption import Interruption
 from mesh.runtime.plain_structlog import structlog
 from mesh.runtime.process_limits import peers_that_fit, raise_limits
 from mesh.runtime.run_directory import RunDirectory
+from mesh.runtime.supervisor_line import ActorEnd
 from mesh.runtime.telemetry import LogSettings, setup_log
 from mesh.runtime.trace_ring import TRACE, map_ring
 from mesh.system import ActorSystem
@@ -41,6 +42,8 @@ _COLLECT_EVERY: Final = 10_000
 and messages leave no cycles (`tests/nodes/gateway/test_http.py`), so that collections free nothing, and took 6 % of a
 gateway's time and 3 % of a scheduler's. One of so many objects takes 0.5 ms."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_PASSED_UP: Final = (*_SIGNALS, signal.SIGHUP)
+"""By an actor with a supervisor, which is told to end by the hangup of a terminal too."""
 
 
 def run_actor(
@@ -62,7 +65,8 @@ def run_actor(
         address: its id and the epoch its supervisor issued.
         run_directory: of its mesh; says where the registry is and holds the ipc sockets.
         supervisor: where heartbeats go besides the registry.
-        supervisor_fd: read end of a pipe whose write end only the supervisor holds.
+        supervisor_fd: the actor's end of its line to the supervisor (`mesh/runtime/supervisor_line.py`), or of any pipe
+            that ends with the supervisor.
         listen: where to listen; by default as `host.json` in the run directory says.
         options: for its system; `supervisor`, `mesh`, `spec`, `usage`, `vet_host` and an empty `host` are filled in,
             and `max_peers` is as many as there are descriptors for.
@@ -121,6 +125,7 @@ class _Process:
         self._start_timeout_s = start_timeout_s
         self._asked_to_drain = asyncio.Event()
         self._asked_to_stop = asyncio.Event()
+        self._line: ActorEnd | None = None
         self._has_started = False
         self._is_member = not actor.joins
         self._was_forced = False
@@ -128,11 +133,12 @@ class _Process:
 
     async def run(self, run_directory: RunDirectory, options: SystemOptions, supervisor_fd: int | None) -> int:
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        signals = _SIGNALS if supervisor_fd is None else _PASSED_UP
+        for number in signals:
             loop.add_signal_handler(number, self._on_signal, number)
         if supervisor_fd is not None:
-            os.set_blocking(supervisor_fd, False)
-            loop.add_reader(supervisor_fd, partial(self._on_supervisor, loop, supervisor_fd))
+            self._line = ActorEnd(supervisor_fd)
+            loop.add_reader(supervisor_fd, self._on_supervisor, loop, self._line)
         options = replace(options, trace=map_ring(run_directory.path / TRACE, self._address, loop.time))
         transport = ZeroMQTransport(self._listen)
         system = ActorSystem(self._actor, self._address, transport, run_directory.bootstrap(options.secret), options)
@@ -154,7 +160,7 @@ class _Process:
             watchdog.cancel()
             if supervisor_fd is not None:
                 loop.remove_reader(supervisor_fd)
-            for number in _SIGNALS:
+            for number in signals:
                 loop.remove_signal_handler(number)
         self._log.info("stopped", forced=self._was_forced)
         if system.over is not None:
@@ -194,6 +200,9 @@ class _Process:
         self._actor.ctx.end(NotReadyInTime.code, NotReadyInTime(reason))
 
     def _on_signal(self, number: signal.Signals) -> None:
+        if self._line is not None and self._line.pass_up(number):
+            self._log.info("signal", signal=number.name, then="told the supervisor")
+            return
         if self._asked_to_drain.is_set():
             self._was_forced = True
             self._asked_to_stop.set()
@@ -203,17 +212,19 @@ class _Process:
         self._log.info("signal", signal=number.name, then="stop" if self._asked_to_stop.is_set() else "drain")
         self._asked_to_drain.set()
 
-    def _on_supervisor(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+    def _on_supervisor(self, loop: asyncio.AbstractEventLoop, line: ActorEnd) -> None:
         try:
-            if os.read(fd, 4096):
-                return
-        except BlockingIOError:
-            return
+            limits = line.read()
         except OSError as error:
-            self._log.warning("supervisor pipe failed", error=str(error))
-        loop.remove_reader(fd)
-        self._log.warning("the supervisor is gone")
-        self._asked_to_stop.set()
+            self._log.warning("supervisor line failed", error=str(error))
+            limits = None
+        if limits is None:
+            loop.remove_reader(line.descriptor)
+            self._log.warning("the supervisor is gone")
+            self._asked_to_stop.set()
+        elif limits:
+            self._drain_timeout_s = min(self._drain_timeout_s, *limits)
+            self._asked_to_drain.set()
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:

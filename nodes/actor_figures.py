@@ -18,6 +18,8 @@ RUNNING: Final = ("mesh_scheduler_num_running",)
 """Requests in running batches."""
 WAITING: Final = ("mesh_scheduler_num_waiting", "mesh_scheduler_num_handoffs")
 """Requests that wait for a place in a batch or for their KV pages."""
+CALLS_IN_FLIGHT: Final = "mesh_gateway_calls_inflight"
+"""Calls of clients that a gateway has not answered to their end, also those that no scheduler has yet."""
 KV_USAGE: Final = "mesh_scheduler_kv_usage_ratio"
 PULLED_BYTES: Final = "mesh_kv_pulled_bytes_total"
 """Bytes of pages that a kv_agent has pulled from other pools, by transport."""

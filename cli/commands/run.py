@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--actor-id", metavar="ID", help="by default the role's name")
     parser.add_argument("--epoch", type=int, help="by default the next epoch of this actor id")
     parser.add_argument("--config", default="{}", metavar="JSON", help="configuration: JSON, or a file with it")
-    parser.add_argument("--supervisor-fd", type=int, default=NO_FD, help="pipe that closes when the supervisor ends")
+    parser.add_argument("--supervisor-fd", type=int, default=NO_FD, help="socket that closes when the supervisor ends")
     parser.add_argument("--secret-fd", type=int, default=NO_FD, help="pipe with the supervisor's secret")
     parser.add_argument("--drain-timeout", type=float, default=30.0, help="seconds to finish work after SIGTERM")
     parser.add_argument(

@@ -30,10 +30,10 @@ class BuiltIn(NamedTuple):
 
 BUILT_IN: Final = {
     roles.GATEWAY: BuiltIn(GatewayConfig, "nodes.gateway.actor", "Gateway", 0),
-    roles.TOKENIZER: BuiltIn(TokenizerConfig, "nodes.tokenizer.actor", "TokenizerActor", 1),
+    roles.TOKENIZER: BuiltIn(TokenizerConfig, "nodes.tokenizer.actor", "TokenizerActor", 2),
     roles.SCHEDULER: BuiltIn(SchedulerConfig, "nodes.scheduler.actor", "SchedulerActor", 1),
     roles.WORKER: BuiltIn(WorkerConfig, "nodes.worker.actor", "WorkerActor", 2),
-    roles.DETOKENIZER: BuiltIn(DetokenizerConfig, "nodes.detokenizer.actor", "DetokenizerActor", 1),
+    roles.DETOKENIZER: BuiltIn(DetokenizerConfig, "nodes.detokenizer.actor", "DetokenizerActor", 2),
     # After the workers: memory on a device must not be freed while another process still has it mapped.
     roles.KV_AGENT: BuiltIn(KVAgentConfig, "nodes.kv_agent.actor", "KVAgent", 3),
     roles.REGISTRY: BuiltIn(RegistryConfig, "nodes.registry.actor", "RegistryActor", 4),

@@ -34,6 +34,7 @@ from cli.supervisor.deaths import Deaths
 from cli.supervisor.keeper import ProcessKeeper
 from cli.supervisor.log_files import LogFolder
 from cli.supervisor.memory_relay import relay
+from cli.supervisor.others import until_others_are_done
 from cli.supervisor.processes import proportional_bytes
 from cli.supervisor.readiness import absent_hosts
 from cli.supervisor.refusals import AbsentHost, UnknownHost
@@ -202,6 +203,13 @@ class SupervisorActor(Actor):
                 await stop_whole_mesh(self.ctx, request, settings.registry_host, timeout_s, self._is_there)
         finally:
             self._keeper.stop(request.reason, force=request.force)
+
+    async def await_others(self) -> None:
+        """Tell the keeper once no other host needs this one's actors."""
+        try:
+            await until_others_are_done(self.ctx, [actor.role for actor in self._keeper.list_actors().actors])
+        finally:
+            self._keeper.others_done()
 
     def _is_there(self, actor_id: str) -> bool:
         member = self.ctx.members.get(actor_id)

@@ -23,6 +23,7 @@ from cli.supervisor.kept_actor import KeptActor
 from cli.supervisor.log_files import LastLines
 from cli.supervisor.manifest_file import ManifestFile
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord
+from cli.supervisor.others import SHARED
 from cli.supervisor.processes import Process
 from cli.supervisor.record import ZYGOTE, SupervisionRecord
 from cli.supervisor.refusals import NotGiven, NotRecordable, meant
@@ -32,11 +33,13 @@ from mesh.membership.proof import NEVER_GIVEN, HostSecret
 from mesh.membership.view import DRAINING, READY, RELEASED, SUPERVISOR, Member
 from mesh.runtime.driver import CoreDriver
 from mesh.runtime.process_limits import read_limits
+from mesh.runtime.supervisor_line import SupervisorEnd
 from mesh.runtime.timers import DeadlineTimer
 from mesh.supervision.core import Supervisor
 from mesh.supervision.events import (
     DRAIN_OVERDUE,
     DRAINED,
+    AwaitOthers,
     Beat,
     Begin,
     Command,
@@ -46,6 +49,7 @@ from mesh.supervision.events import (
     Kill,
     MeshReady,
     MeshStopped,
+    OthersDone,
     Policy,
     Report,
     Restart,
@@ -65,7 +69,9 @@ class Listeners(msgspec.Struct, kw_only=True):
     """The keeper's callbacks: `dead` and `drained` tell the mesh, `ready` and `stopped` the command.
 
     `drained` takes all actors that stay away now, with their last epochs; `member` looks an actor up in the view;
-    `unserved` says what the mesh as a whole still lacks once all its actors are ready.
+    `unserved` says what the mesh as a whole still lacks once all its actors are ready. `signalled` is told which actor
+    was told to end by somebody else, and `await_others` to call `others_done` once no other host needs an actor of this
+    one.
     """
 
     dead: Callable[[Address, str], None]
@@ -74,13 +80,12 @@ class Listeners(msgspec.Struct, kw_only=True):
     stopped: Callable[[ExitCode, str], None]
     member: Callable[[str], Member | None]
     unserved: Callable[[], str]
+    signalled: Callable[[str, signal.Signals], None]
+    await_others: Callable[[], object]
 
 
 class ProcessKeeper:
-    """All actors of one mesh. `supervisor_fd` is the reading end of the pipe that ends with this process.
-
-    `secret` is what actors of this host prove their identity with.
-    """
+    """All actors of one mesh. `secret` is what actors of this host prove their identity with."""
 
     def __init__(
         self,
@@ -89,7 +94,6 @@ class ProcessKeeper:
         children: Children,
         record: SupervisionRecord,
         listeners: Listeners,
-        supervisor_fd: int,
         secret: HostSecret,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -104,7 +108,7 @@ class ProcessKeeper:
         self.manifest = ManifestFile(directory, record)
         self._failure_code = ExitCode.NOT_READY
         self._has_changed = False
-        self._starter = ActorStarter(topology, directory, children, self._exits, record, supervisor_fd, secret)
+        self._starter = ActorStarter(topology, directory, children, self._exits, record, secret)
         supervision = topology.settings.supervision
         policy = Policy(
             budget=supervision.restart_budget,
@@ -114,7 +118,9 @@ class ProcessKeeper:
             start_timeout_s=topology.start_timeout_s,
         )
         epochs = {launch.actor_id: directory.last_epoch(launch.actor_id) for launch in topology.actors}
-        actors = [Supervised(a.actor_id, a.drain_tier, a.start_timeout_s, a.kind) for a in topology.actors]
+        actors = [
+            Supervised(a.actor_id, a.drain_tier, a.start_timeout_s, a.kind, a.role in SHARED) for a in topology.actors
+        ]
         self.core = Supervisor(actors, policy, epochs)
         self._actors = {a.actor_id: KeptActor(a, self.core.watches[a.actor_id]) for a in topology.actors}
         # Every actor ends with this process, so ending it over one event would take the whole mesh down. A lost event
@@ -159,6 +165,9 @@ class ProcessKeeper:
         self._record.stops(reason, force=force)
         self._feed(Stop(reason, force))
 
+    def others_done(self) -> None:
+        self._feed(OthersDone())
+
     def restart(self, names: list[str], *, stay_away: bool) -> dict[str, int]:
         """Begin to drain actors, named by id or role. Returns their epochs.
 
@@ -197,11 +206,14 @@ class ProcessKeeper:
         ready = all(watch.state in (READY, DRAINED) for watch in self.core.watches.values())
         actors = [kept.status(self._listeners.member(actor_id), now) for actor_id, kept in self._actors.items()]
         name, notes = topology.settings.name, [*filter(None, [links_note(topology.settings)])]
-        return ActorList(name, topology.url, topology.model_name, ready, actors, topology.context, notes)
+        about = (name, topology.url, topology.model_name, ready, actors, topology.context, notes)
+        return ActorList(*about, ends=self.core.stopping)
 
     def close(self) -> None:
         """Let the zygote end: all actors have ended, or are being killed. Calling this again is harmless."""
         self._timer.cancel()
+        for actor_id in self._actors:
+            self._close_line(actor_id)
         self._starter.close()
 
     def _feed(self, event: Event) -> None:
@@ -222,11 +234,17 @@ class ProcessKeeper:
         match command:
             case Spawn(actor_id, epoch):
                 self._spawn(self._actors[actor_id], Address(actor_id, epoch))
-            case Kill(actor_id) | Terminate(actor_id):
+            case Kill(actor_id):
                 process = self._actors[actor_id].process
-                assert process is not None, f"{actor_id} has a process that can be told to end"
+                assert process is not None, f"{actor_id} has a process that can be killed"
                 # By pid, which is safe: a child's pid cannot be reused before it is reaped, here, on this loop.
-                self._children.signal(process.pid, signal.SIGKILL if isinstance(command, Kill) else signal.SIGTERM)
+                self._children.signal(process.pid, signal.SIGKILL)
+            case Terminate(actor_id, within_s):
+                # None once this is closed, which has told everybody.
+                if (line := self._actors[actor_id].line) is not None:
+                    line.finish(within_s)
+            case AwaitOthers():
+                self._listeners.await_others()
             case Died():
                 self._record.death(command)
                 self._listeners.dead(Address(command.actor_id, command.epoch), command.reason)
@@ -265,11 +283,32 @@ class ProcessKeeper:
         except OSError as error:
             self._loop.call_soon(self._spawn_failed, address, f"its epoch cannot be recorded: {error}", False)
             return
+        try:
+            kept.line = line = SupervisorEnd()
+        except OSError as error:
+            self._loop.call_soon(self._spawn_failed, address, f"no line to it can be opened: {error}", False)
+            return
+        self._loop.add_reader(line.fileno(), self._on_line, address.actor_id, line)
         kept.last_lines = LastLines(self.directory.log(address.actor_id))
         spawned, failed = partial(self._spawned, address), partial(self._spawn_failed, address)
-        self._starter.start(kept.launch, address.epoch, spawned, failed)
+        self._starter.start(kept.launch, address.epoch, line.theirs.fileno(), spawned, failed)
+
+    def _on_line(self, actor_id: str, line: SupervisorEnd) -> None:
+        if not line.read(partial(self._listeners.signalled, actor_id)):
+            # Its process has ended, which is heard of when it is reaped.
+            self._loop.remove_reader(line.fileno())
+
+    def _close_line(self, actor_id: str) -> None:
+        kept = self._actors[actor_id]
+        line, kept.line = kept.line, None
+        if line is not None:
+            self._loop.remove_reader(line.fileno())
+            line.close()
 
     def _spawned(self, address: Address, process: Process) -> None:
+        if (line := self._actors[address.actor_id].line) is not None:
+            # It has its own copy, and this one would keep the line open after its end.
+            line.theirs.close()
         self._now_runs(address, process)
         self._children.watch(process, partial(self._exited, address))
         self._feed(Spawned(*address))
@@ -283,10 +322,12 @@ class ProcessKeeper:
         self.manifest.write([kept.process for kept in self._actors.values() if kept.process is not None])
 
     def _spawn_failed(self, address: Address, reason: str, foreign: bool) -> None:
+        self._close_line(address.actor_id)
         self._feed(SpawnFailed(*address, self._with_limit(reason), foreign))
 
     def _exited(self, address: Address, status: int) -> None:
         kept = self._actors[address.actor_id]
+        self._close_line(address.actor_id)
         self._now_runs(address, None)
         try:
             # An actor that was killed leaves them behind, and the next incarnation's have other names.
@@ -299,7 +340,7 @@ class ProcessKeeper:
             self._record.core_failure(address.actor_id, error.core)
         end = self._exits.read(status)
         if status == ExitCode.TIMED_OUT:
-            end = Exit(f"not drained within {self.core.policy.drain_timeout_s:g} s", DRAIN_OVERDUE, foreign=False)
+            end = Exit(f"not drained within {kept.watch.drain_s:g} s", DRAIN_OVERDUE, foreign=False)
         reason = end.text if error is None else error.message
         if error is None and status and kept.watch.ready_since is None and kept.last_lines is not None:
             reason = kept.last_lines.added_to(reason)

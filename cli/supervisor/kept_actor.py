@@ -8,6 +8,7 @@ from cli.supervisor.log_files import LastLines
 from cli.supervisor.mesh_directory import ProcessRecord
 from mesh.address import Endpoint
 from mesh.membership.view import READY, RELEASED, Member
+from mesh.runtime.supervisor_line import SupervisorEnd
 from mesh.supervision.core import Watch
 from mesh.supervision.events import SPAWNING
 
@@ -15,11 +16,12 @@ _NOWHERE = Endpoint("", "")
 
 
 class KeptActor(msgspec.Struct):
-    """What is known of one actor. `process` is the present one, `is_released` what that says of itself."""
+    """What is known of one actor. `process` is the present one, `line` goes to it, `is_released` is what it says."""
 
     launch: ActorLaunch
     watch: Watch
     process: ProcessRecord | None = None
+    line: SupervisorEnd | None = None
     last_lines: LastLines | None = None
     is_released: bool = False
 

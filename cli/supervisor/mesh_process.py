@@ -22,7 +22,7 @@ from cli.supervisor.keeper import Listeners, ProcessKeeper
 from cli.supervisor.log_files import keep_small
 from cli.supervisor.mesh_directory import Manifest, MeshDirectory
 from cli.supervisor.owner import Owner
-from cli.supervisor.processes import start_time
+from cli.supervisor.processes import STOP_SIGNALS, start_time
 from cli.supervisor.progress import Progress, ready_text, ready_text_elsewhere
 from cli.supervisor.readiness import absent_hosts, unready_reason
 from cli.supervisor.record import SupervisionRecord
@@ -49,7 +49,6 @@ _PROBE_INTERVAL_S: Final = 0.05
 """At most 3 % of a start (1.5 s for `echo`); a probe takes the gateway a millisecond, while it starts."""
 _ORPHAN_GRACE_S: Final = 2.0
 """Orphans see at once that their parent is gone, and end; one that does not holds a stop up no longer than this."""
-_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_mesh(
@@ -127,15 +126,12 @@ class _MeshProcess:
         if note := await require_welcome(settings, self._topology.spec, Asker(self._directory.run, settings.on)):
             self._progress.line(f"note: {note}")
         children = Children(loop)
-        # Actors have the reading end and see end-of-file when this process is gone, however it ended: no message is
-        # needed.
-        reader, writer = os.pipe()
         try:
             roles = {launch.actor_id: launch.role for launch in self._topology.actors}
             record = self._record = SupervisionRecord(self._progress, lambda: self._actor.ctx, roles)
             secret = draw_secret(self._topology.settings, [name, *roles])
             keeper = self._keeper = ProcessKeeper(
-                self._topology, self._directory, children, record, self._listeners(), reader, secret
+                self._topology, self._directory, children, record, self._listeners(), secret
             )
             listen = ZeroMQOptions.of_host(self._directory.run)
             is_elsewhere = settings.on != settings.registry_host
@@ -144,7 +140,7 @@ class _MeshProcess:
             options = self._options(secret, listen)
             bootstrap = self._directory.run.bootstrap(secret)
             system = self._system = ActorSystem(actor, address, ZeroMQTransport(listen), bootstrap, options)
-            for number in _STOP_SIGNALS:
+            for number in STOP_SIGNALS:
                 loop.add_signal_handler(number, self._signalled, number)
             rotating = loop.create_task(
                 keep_small(self._directory.logs, settings.supervision.max_log_bytes), name="logs"
@@ -164,8 +160,6 @@ class _MeshProcess:
                 # After the system: by now renderers, and forks of a zygote that died, have no other parent.
                 await children.end_unwatched(_ORPHAN_GRACE_S)
         finally:
-            os.close(writer)
-            os.close(reader)
             children.close()
         return self._outcome(code, failure)
 
@@ -203,6 +197,8 @@ class _MeshProcess:
             stopped=self._stopped,
             member=self._member,
             unserved=lambda: f"{self._topology.url}/health/ready does not report ready ({self._unserved})",
+            signalled=self._actor_signalled,
+            await_others=lambda: self._actor.ctx.spawn(self._actor.await_others(), name="await_others"),
         )
 
     def _dead(self, address: Address, reason: str) -> None:
@@ -245,6 +241,11 @@ class _MeshProcess:
         self._num_signals += number != signal.SIGHUP
         self._interrupted = self._interrupted or (number == signal.SIGINT and not self._was_ready)
         self._keeper.stop(signal.Signals(number).name, force=self._num_signals > 1)
+
+    def _actor_signalled(self, actor_id: str, number: signal.Signals) -> None:
+        # Whoever signals every process of a job does so once to each: that is no request to hurry.
+        if not self._keeper.core.stopping:
+            self._keeper.stop(f"{number.name} to {actor_id}", force=False)
 
     def _all_ready(self) -> None:
         self._actor.ctx.spawn(self._wait_until_served(), name="probe")

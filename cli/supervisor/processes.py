@@ -10,7 +10,10 @@ import select
 import signal
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Each asks a whole mesh to end, or its part on this host."""
 
 
 class Process(NamedTuple):

@@ -76,7 +76,7 @@ NO_FD: Final = -1
 
 
 class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One incarnation to run. `supervisor_fd` is a pipe that ends when the supervisor does; -1 without a supervisor.
+    """One incarnation to run. `supervisor_fd` is its end of the line to its supervisor; -1 without a supervisor.
 
     `secret` is that supervisor's; `proof` is what it gives to an actor that is started by hand beside it.
     `start_timeout_s`: as of `run_actor`; a supervisor has times of its own.

@@ -10,15 +10,16 @@ from cli.supervisor.mesh_directory import MeshDirectory
 from cli.supervisor.record import ZYGOTE, SupervisionRecord
 from cli.supervisor.role import RoleRun
 from cli.supervisor.secret import secret_pipe
-from cli.supervisor.zygote_client import SUPERVISOR_FD, OnFailed, OnForked, ZygoteClient
+from cli.supervisor.zygote_client import OnFailed, OnForked, ZygoteClient
 from mesh.membership.proof import HostSecret
 
+# Where an actor that is not forked finds its line and reads the host's secret.
+_LINE_FD: Final = 3
 _SECRET_FD: Final = 4
-"""Where an actor that is not forked reads the host's secret; a zygote has its channel there."""
 
 
 class ActorStarter:
-    """Each process gets `supervisor_fd`, the reading end of a pipe that ends with this process, and `secret`.
+    """Each process gets a line to its supervisor, and `secret`.
 
     Callbacks come later on the loop, one of the two for each start.
     """
@@ -30,12 +31,10 @@ class ActorStarter:
         children: Children,
         exits: Exits,
         record: SupervisionRecord,
-        supervisor_fd: int,
         secret: HostSecret,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._directory = directory
-        self._supervisor_fd = supervisor_fd
         self._secret = secret
         self._forks = topology.forks
         supervision = topology.settings.supervision
@@ -47,7 +46,6 @@ class ActorStarter:
             topology.preloads,
             on_death=record.zygote_death,
             log=directory.log(ZYGOTE),
-            supervisor_fd=supervisor_fd,
             environment=self._environment,
             timeout_s=supervision.start_timeout_s,
         )
@@ -57,7 +55,8 @@ class ActorStarter:
         if self._forks:
             self._zygote.start()
 
-    def start(self, launch: ActorLaunch, epoch: int, on_started: OnForked, on_failed: OnFailed) -> None:
+    def start(self, launch: ActorLaunch, epoch: int, line: int, on_started: OnForked, on_failed: OnFailed) -> None:
+        """`line` is the actor's end of its line, and remains the caller's."""
         if launch.start == "fork":
             run = RoleRun(
                 mesh=self._directory.mesh,
@@ -65,20 +64,19 @@ class ActorStarter:
                 actor_id=launch.actor_id,
                 epoch=epoch,
                 config=launch.supervised_config,
-                supervisor_fd=SUPERVISOR_FD,
                 drain_timeout_s=self._drain_timeout_s,
                 secret=self._secret,
             )
-            self._zygote.fork(run, self._directory.log(launch.actor_id), on_started, on_failed)
+            self._zygote.fork(run, self._directory.log(launch.actor_id), line, on_started, on_failed)
             return
         arguments = ["-m", "cli", "run", launch.role, "--name", self._directory.mesh]
         arguments += ["--actor-id", launch.actor_id, "--epoch", str(epoch)]
         arguments += ["--config", str(self._directory.path / "configs" / f"{launch.actor_id}.json")]
-        arguments += ["--supervisor-fd", str(SUPERVISOR_FD), "--drain-timeout", f"{self._drain_timeout_s:g}"]
+        arguments += ["--supervisor-fd", str(_LINE_FD), "--drain-timeout", f"{self._drain_timeout_s:g}"]
         arguments += ["--secret-fd", str(_SECRET_FD)]
         try:
             with secret_pipe(self._secret) as secret:
-                fds = {SUPERVISOR_FD: self._supervisor_fd, _SECRET_FD: secret}
+                fds = {_LINE_FD: line, _SECRET_FD: secret}
                 process = spawn_process(arguments, self._directory.log(launch.actor_id), fds, self._environment)
         except OSError as error:
             # Not at once: the commands that the core's last event led to are still being performed.

@@ -1,7 +1,7 @@
 """The warm process that actors are forked from: everything imported, no operation of torch run, one thread.
 
-    supervisor --ForkRequest--> zygote --fork--> helper --fork--> actor
-               <----Forked-----        <process-        (helper exits: the actor becomes the supervisor's child)
+    supervisor --ForkRequest, a line--> zygote --fork--> helper --fork--> actor
+               <------Forked-------            <process-        (helper exits: the actor becomes the supervisor's child)
 
     supervisor --SpareRequest, a channel--> zygote --fork--> helper --fork--> spare
                <------Forked-------                <-process-
@@ -11,7 +11,8 @@ A spare is another zygote, which waits until this one is dead: importing again t
 A child forked after one parallel matmul hangs, since the pool's threads are not in it; so the zygote runs nothing and
 checks before every fork that it has a single thread. Measured: import 0.3 s without torch and 0.9 to 1.6 s with it,
 fork to ready 19 to 33 ms.
-Frames are MessagePack over a SOCK_SEQPACKET pair; when the pair is closed the zygote ends. Started by
+Frames are MessagePack over a SOCK_SEQPACKET pair; when the pair is closed the zygote ends, and at nothing less: signals
+that say so are meant for the host (`mesh/runtime/supervisor_line.py`). Started by
 `cli/supervisor/zygote_client.py` with OPENBLAS_NUM_THREADS=1 and what `nodes/worker/environment.py` lists.
 """
 
@@ -28,7 +29,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from cli.supervisor.processes import Process
+from cli.supervisor.processes import STOP_SIGNALS, Process
 from cli.supervisor.role import RoleRun, main_of_fork
 
 MAX_FRAME_BYTES: Final = 1 << 16
@@ -37,7 +38,7 @@ _PROCESS: Final = struct.Struct("<qq")
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Fork an actor. `number` tells its answer from others."""
+    """Fork an actor; its end of its line comes with this. `number` tells its answer from others."""
 
     number: int
     run: RoleRun
@@ -77,13 +78,15 @@ ZygoteMessage = ZygoteReady | Forked | ForkFailed
 
 def main(descriptor: int, modules: list[str]) -> int:
     """Import `modules`, then serve until the supervisor closes its end."""
+    # In actors too, until they have handlers of their own.
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     began = time.monotonic()
     for module in ("mesh.run", *modules):
         importlib.import_module(module)
     gc.collect()
     # What is here now is shared with all children until they write to it; a collection would touch every object.
     gc.freeze()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel: socket.socket | None = socket.socket(fileno=descriptor)
     import_s = time.monotonic() - began
     while channel is not None:
@@ -102,7 +105,8 @@ def _serve(channel: socket.socket) -> socket.socket | None:
             if not frame:
                 return None
             request = msgspec.msgpack.decode(frame, type=ZygoteRequest)
-            for_spare = socket.socket(fileno=descriptors[0]) if descriptors else None
+            # An actor's line, or a spare's channel.
+            (handed,) = descriptors
             answer: Forked | ForkFailed
             try:
                 process = _fork_orphan()
@@ -112,21 +116,19 @@ def _serve(channel: socket.socket) -> socket.socket | None:
                 if process is None:
                     # In the child: an actor never returns from here, a spare goes on as a zygote.
                     if isinstance(request, ForkRequest):
-                        _run_actor(request, channel)
-                    return for_spare
+                        _run_actor(request, channel, handed)
+                    return socket.socket(fileno=handed)
                 answer = Forked(number=request.number, pid=process.pid, start_time=process.start_time)
-            # The spare has its own copy. If this one stayed open, nobody would see the channel end with the spare.
-            if for_spare is not None:
-                for_spare.close()
+            # The child has its own copy. If this one stayed open, nobody would see it end with the child.
+            os.close(handed)
             channel.send(msgspec.msgpack.encode(answer))
 
 
-def _run_actor(request: ForkRequest, channel: socket.socket) -> NoReturn:
+def _run_actor(request: ForkRequest, channel: socket.socket, line: int) -> NoReturn:
     status = 1
     try:
         channel.close()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        status = main_of_fork(request.run, request.log)
+        status = main_of_fork(msgspec.structs.replace(request.run, supervisor_fd=line), request.log)
     except BaseException:  # noqa: BLE001 - whatever it is must not run on as a second zygote
         traceback.print_exc()
     finally:

@@ -15,7 +15,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 import msgspec
 
@@ -35,9 +35,8 @@ from cli.supervisor.zygote import (
     ZygoteRequest,
 )
 
-# Where the child finds its descriptors; the pipe is at the same place as in actors that are started alone.
-SUPERVISOR_FD: Final = 3
-_CHANNEL_FD: Final = 4
+_CHANNEL_FD: Final = 3
+"""Where the child finds its channel."""
 
 OnForked = Callable[[Process], None]
 OnFailed = Callable[[str, bool], None]
@@ -52,6 +51,15 @@ class _Zygote:
         self.process = process
         self.ready = False
         self.is_overdue = False
+
+
+class _Waiting(NamedTuple):
+    """A request without an answer. `line` is open until there is one."""
+
+    request: ForkRequest
+    line: int
+    on_forked: OnForked
+    on_failed: OnFailed
 
 
 class ZygoteClient:
@@ -69,7 +77,6 @@ class ZygoteClient:
         *,
         on_death: Callable[[Exit], None],
         log: Path,
-        supervisor_fd: int,
         environment: dict[str, str],
         timeout_s: float,
     ) -> None:
@@ -80,7 +87,6 @@ class ZygoteClient:
         self._modules = modules
         self._log = log
         self._last_lines = LastLines(log)
-        self._supervisor_fd = supervisor_fd
         self._environment = environment
         self._timeout_s = timeout_s
         self._ending: asyncio.Task[None] | None = None
@@ -89,8 +95,8 @@ class ZygoteClient:
         self._spare: _Zygote | None = None
         self._spare_number = 0
         self._numbers = 0
-        self._waiting: dict[int, tuple[ForkRequest, OnForked, OnFailed]] = {}
-        self._lost: dict[int, tuple[ForkRequest, OnForked, OnFailed]] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._lost: dict[int, _Waiting] = {}
         self.import_s = 0.0
 
     @property
@@ -108,9 +114,8 @@ class ZygoteClient:
         with there:
             # `there` is closed here at once: a side sees the other one's end only if it holds no copy of it.
             arguments = ["-m", "cli.supervisor.zygote", str(_CHANNEL_FD), *self._modules]
-            fds = {SUPERVISOR_FD: self._supervisor_fd, _CHANNEL_FD: there.fileno()}
             try:
-                process = spawn_process(arguments, self._log, fds, self._environment)
+                process = spawn_process(arguments, self._log, {_CHANNEL_FD: there.fileno()}, self._environment)
             except OSError as error:
                 here.close()
                 self._fail_all(f"the zygote cannot be started: {error}")
@@ -118,15 +123,16 @@ class ZygoteClient:
         self._serving = _Zygote(here, process)
         self._watch(self._serving, process)
 
-    def fork(self, run: RoleRun, log: Path, on_forked: OnForked, on_failed: OnFailed) -> None:
+    def fork(self, run: RoleRun, log: Path, line: int, on_forked: OnForked, on_failed: OnFailed) -> None:
+        """`line` is the actor's `supervisor_fd`, and remains the caller's, who closes it once told how this went."""
         self._numbers += 1
         request = ForkRequest(number=self._numbers, run=run, log=str(log))
-        self._waiting[request.number] = (request, on_forked, on_failed)
+        self._waiting[request.number] = _Waiting(request, line, on_forked, on_failed)
         # Not cancelled by an answer: the number is no longer waited for then, and the call does nothing.
         self._loop.call_later(self._timeout_s, self._overdue, request.number)
         self.start()
         if self._serving is not None and self._serving.ready:
-            self._send(self._serving, request)
+            self._send(self._serving, request, line)
         elif self._is_closed:
             self._fail_all()
 
@@ -150,17 +156,17 @@ class ZygoteClient:
         self._children.watch(process, lambda status: self._ended(zygote, status))
         self._loop.add_reader(zygote.channel.fileno(), self._receive, zygote)
 
-    def _send(self, zygote: _Zygote, request: ZygoteRequest, descriptors: tuple[int, ...] = ()) -> None:
+    def _send(self, zygote: _Zygote, request: ZygoteRequest, descriptor: int) -> None:
         frame = msgspec.msgpack.encode(request)
         # A SOCK_SEQPACKET frame is cut at the reader's buffer, without an error there.
         if len(frame) > MAX_FRAME_BYTES:
-            _, _, on_failed = self._waiting.pop(request.number)
+            on_failed = self._waiting.pop(request.number).on_failed
             reason = f"its configuration has {len(frame)} bytes; at most {MAX_FRAME_BYTES} fit"
             self._loop.call_soon(on_failed, reason, False)
             return
         # The zygote is dead, which its exit will tell, or hangs, which the request's own deadline will.
         with contextlib.suppress(OSError):
-            socket.send_fds(zygote.channel, [frame], descriptors)
+            socket.send_fds(zygote.channel, [frame], [descriptor])
 
     def _ask_spare(self) -> None:
         serving = self._serving
@@ -171,7 +177,7 @@ class ZygoteClient:
         self._numbers += 1
         self._spare_number = self._numbers
         with there:
-            self._send(serving, SpareRequest(number=self._spare_number), (there.fileno(),))
+            self._send(serving, SpareRequest(number=self._spare_number), there.fileno())
 
     def _receive(self, zygote: _Zygote) -> None:
         while True:
@@ -202,16 +208,16 @@ class ZygoteClient:
                 self._drop_spare()
             case Forked():
                 if waiting := self._waiting.pop(message.number, None):
-                    waiting[1](Process(message.pid, message.start_time))
+                    waiting.on_forked(Process(message.pid, message.start_time))
             case ForkFailed():
                 if waiting := self._waiting.pop(message.number, None):
-                    waiting[2](message.reason, False)
+                    waiting.on_failed(message.reason, False)
             case _:
                 assert_never(message)
 
     def _serve(self, zygote: _Zygote) -> None:
-        for request, _, _ in list(self._waiting.values()):
-            self._send(zygote, request)
+        for waiting in list(self._waiting.values()):
+            self._send(zygote, waiting.request, waiting.line)
         # After the waiting requests.
         self._ask_spare()
 
@@ -253,8 +259,8 @@ class ZygoteClient:
         self._serving, self._spare = self._spare, None
         reason = self._last_lines.added_to(f"the zygote ended: {end.text}, see {self._log}")
         lost, self._lost = self._lost, {}
-        for _, _, on_failed in lost.values():
-            on_failed(reason, end.foreign)
+        for waiting in lost.values():
+            waiting.on_failed(reason, end.foreign)
         if self._serving is not None and self._serving.ready:
             self._serve(self._serving)
         elif end.foreign or self._waiting:
@@ -273,8 +279,8 @@ class ZygoteClient:
 
     def _fail_all(self, reason: str = "the supervisor stops") -> None:
         failed, self._waiting, self._lost = self._lost | self._waiting, {}, {}
-        for _, _, on_failed in failed.values():
-            self._loop.call_soon(on_failed, reason, False)
+        for waiting in failed.values():
+            self._loop.call_soon(waiting.on_failed, reason, False)
 
 
 def _channel() -> tuple[socket.socket, socket.socket]:

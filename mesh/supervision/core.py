@@ -22,6 +22,9 @@ operator there to say so. `restarts.py` decides what a death costs and how long 
 restarted are drained and started again one at a time; the next one follows when the last is ready. Such a restart
 costs no budget and restores what was spent of it.
 
+A stop has `drain_timeout_s` for all tiers together, so that whoever gives it can know when it is over. Actors that are
+shared are ready, and serve, until nobody else needs them or that time is over.
+
 Invariants, checked by tests/mesh/supervision/test_machine.py: a new incarnation is spawned only after the previous one
 was reaped (or never came to be), and with a higher epoch; restarts never exceed the budget; nothing is restarted while
 stopping; actors drain in the order of their tiers. An `Exited` is the only proof of a death: missing heartbeats raise
@@ -32,6 +35,7 @@ It persists an epoch before it starts the process, so that no epoch is issued tw
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import assert_never
 
 from mesh.supervision.events import (
@@ -51,6 +55,7 @@ from mesh.supervision.events import (
     STOPPED,
     SUSPECTED,
     WAITING,
+    AwaitOthers,
     Beat,
     Begin,
     Command,
@@ -60,6 +65,7 @@ from mesh.supervision.events import (
     Kill,
     MeshReady,
     MeshStopped,
+    OthersDone,
     Policy,
     Report,
     Restart,
@@ -96,6 +102,8 @@ class Watch:
     ready_since: float | None = None
     ended_at: float = 0.0
     killed_for: str = ""
+    # Of the drain that was asked for last.
+    drain_s: float = 0.0
     num_starts: int = 0
     # Ends that nobody had asked for; starts after one, or after a start that failed; and starts because of a `Restart`.
     num_deaths: int = 0
@@ -130,6 +138,10 @@ class Supervisor:
         self._failure = ""
         self._force = False
         self._start_deadline: float | None = None
+        self._stop_by = 0.0
+        # Until when shared actors wait for others; None: they do not, or not yet.
+        self._others_by: float | None = None
+        self._are_others_done = False
         self._last_tick: float | None = None
         self._rolling: dict[str, bool] = {}
         self._restarting: Watch | None = None
@@ -152,6 +164,8 @@ class Supervisor:
             case Stop():
                 self._failure = self._failure or event.failure
                 self._stop(event.reason, event.force, now)
+            case OthersDone():
+                self._others_done(now)
             case Restart():
                 self._restart(event)
             case Spawned() | SpawnFailed() | Beat() | Exited():
@@ -178,6 +192,8 @@ class Supervisor:
         deadlines += [self._silent_at(watch) for watch in watches if watch.state == READY]
         if self._last_tick is not None and any(watch.state in (READY, SUSPECTED) for watch in watches):
             deadlines.append(self._last_tick + self.policy.heartbeat_s)
+        if self._others_by is not None:
+            deadlines.append(self._others_by)
         return min(deadlines, default=None)
 
     def _silent_at(self, watch: Watch) -> float:
@@ -359,6 +375,8 @@ class Supervisor:
                 self._enter(watch, SUSPECTED, f"no heartbeat for {now - watch.last_beat:.1f} s")
             elif watch.deadline is not None and now >= watch.deadline:
                 self._overdue(watch, now)
+        if self._others_by is not None and now >= self._others_by:
+            self._others_done(now)
 
     def _overdue(self, watch: Watch, now: float) -> None:
         watch.deadline = None
@@ -372,7 +390,7 @@ class Supervisor:
                 self._kill(watch, SILENT, f"no heartbeat for {now - watch.last_beat:.1f} s")
             case state:
                 assert state == DRAINING, f"{watch.spec.actor_id} has a deadline in state {state}"
-                self._kill(watch, DRAIN_OVERDUE, f"not ended within {self.policy.gone_after_s:g} s")
+                self._kill(watch, DRAIN_OVERDUE, f"not ended within {watch.drain_s + self.policy.end_timeout_s:g} s")
 
     def _kill(self, watch: Watch, cause: str, reason: str) -> None:
         watch.deadline = None
@@ -381,7 +399,9 @@ class Supervisor:
         self._commands.append(Kill(watch.spec.actor_id))
 
     def _stop(self, reason: str, force: bool, now: float) -> None:
-        self.stopping = True
+        if not self.stopping:
+            self.stopping = True
+            self._stop_by = now + self.policy.drain_timeout_s
         self._start_deadline = None
         self._rolling.clear()
         self._force = self._force or force
@@ -396,19 +416,33 @@ class Supervisor:
     def _next_tier(self, now: float) -> None:
         alive = [watch for watch in self.watches.values() if watch.state != STOPPED]
         if not alive:
+            self._others_by = None
             if not self.stopped:
                 self.stopped = True
                 self._commands.append(MeshStopped(self._failure))
             return
         tier = min(watch.spec.drain_tier for watch in alive)
-        for watch in alive:
-            if watch.spec.drain_tier == tier and watch.state in (READY, SUSPECTED):
-                self._drain(watch, now)
+        due = [watch for watch in alive if watch.spec.drain_tier == tier and watch.state in (READY, SUSPECTED)]
+        if any(watch.spec.is_shared for watch in due) and not (self._are_others_done or self._force):
+            if self._others_by is None:
+                self._others_by = max(now, self._stop_by)
+                self._commands.append(AwaitOthers())
+            return
+        for watch in due:
+            self._drain(watch, now)
+
+    def _others_done(self, now: float) -> None:
+        self._others_by, self._are_others_done = None, True
+        self._next_tier(now)
 
     def _drain(self, watch: Watch, now: float) -> None:
-        watch.deadline = now + self.policy.gone_after_s
+        policy, within_s = self.policy, inf
+        if self.stopping:
+            within_s = max(self._stop_by - now, policy.late_drain_s)
+        watch.drain_s = min(within_s, policy.drain_timeout_s)
+        watch.deadline = now + watch.drain_s + policy.end_timeout_s
         self._enter(watch, DRAINING)
-        self._commands.append(Terminate(watch.spec.actor_id))
+        self._commands.append(Terminate(watch.spec.actor_id, within_s))
 
     def _enter(self, watch: Watch, state: str, reason: str = "", wait_s: float | None = None) -> None:
         was_ready = watch.state == READY

@@ -1,6 +1,7 @@
 """Events, commands and actor states of a supervisor; `core.py` makes the decisions."""
 
 from dataclasses import dataclass
+from math import inf
 
 WAITING = "waiting"
 SPAWNING = "spawning"
@@ -29,7 +30,8 @@ class Policy:
     """In seconds; see `restarts.py`. `kill_after_s` comes after the `missed` heartbeats that make an actor suspect.
 
     An actor itself ends its drain after `drain_timeout_s`, and tells its clients; it is killed `end_timeout_s` later.
-    The whole start is over after `start_timeout_s` without progress, whatever the actors do; None: never.
+    The whole start is over after `start_timeout_s` without progress, whatever the actors do; None: never. When
+    everything stops, all drains together have that time, and those that begin after it `late_drain_s` each.
     """
 
     heartbeat_s: float = 0.5
@@ -45,6 +47,8 @@ class Policy:
     drain_timeout_s: float = 30.0
     # An actor's own limit for its end is 5 s (`mesh/run.py`).
     end_timeout_s: float = 6.0
+    # What is left after the gateways have cut off their streams: cancels, and steps that run.
+    late_drain_s: float = 1.0
 
     @property
     def gone_after_s(self) -> float:
@@ -56,13 +60,15 @@ class Policy:
 class Supervised:
     """One actor to keep alive. Lower tiers drain first; a tier is gone entirely before the next one is drained.
 
-    Actors of one `kind` stand in for each other; if it is empty, no actor stands in for this one.
+    Actors of one `kind` stand in for each other; if it is empty, no actor stands in for this one. One that is shared
+    may be needed by others than this supervisor's actors, for what those finish.
     """
 
     actor_id: str
     drain_tier: int = 1
     start_timeout_s: float = 60.0
     kind: str = ""
+    is_shared: bool = False
 
 
 # Events
@@ -141,6 +147,11 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class OthersDone:
+    """The answer to `AwaitOthers`."""
+
+
+@dataclass(frozen=True)
 class Restart:
     """Drain these actors one after the other and start each again; with `stay_away`, only at a later `Restart`.
 
@@ -151,7 +162,7 @@ class Restart:
     stay_away: bool = False
 
 
-Event = Begin | Spawned | SpawnFailed | Beat | Exited | Tick | Served | Stop | Restart
+Event = Begin | Spawned | SpawnFailed | Beat | Exited | Tick | Served | Stop | OthersDone | Restart
 
 # Commands
 
@@ -173,9 +184,15 @@ class Kill:
 
 @dataclass(frozen=True)
 class Terminate:
-    """Ask the process to finish its work and exit."""
+    """Ask the process to finish its work within `drain_timeout_s`, or `within_s` if that is less, and exit."""
 
     actor_id: str
+    within_s: float = inf
+
+
+@dataclass(frozen=True)
+class AwaitOthers:
+    """Answer with `OthersDone` once nobody else needs the shared actors; they wait for that as long as for a drain."""
 
 
 @dataclass(frozen=True)
@@ -225,4 +242,4 @@ class MeshStopped:
     failure: str
 
 
-Command = Spawn | Kill | Terminate | Report | Died | MeshReady | StartOverdue | MeshStopped
+Command = Spawn | Kill | Terminate | AwaitOthers | Report | Died | MeshReady | StartOverdue | MeshStopped

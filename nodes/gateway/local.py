@@ -9,6 +9,7 @@ from mesh.membership.view import Member
 from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
 from mesh.wire.frames import PeerDown
+from nodes.actor_figures import CALLS_IN_FLIGHT
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.control.aborts import Aborts
 from nodes.gateway.events import GroupAway
@@ -93,7 +94,7 @@ class LocalGateway(Actor):
             return {}
         core = self._service.core
         return self._service.account.figures() | {
-            "mesh_gateway_calls_inflight": float(self._service.num_calls),
+            CALLS_IN_FLIGHT: float(self._service.num_calls),
             "mesh_gateway_clients": float(len(self._service.in_flight)),
             "mesh_gateway_over_share_total": float(self._service.num_over_share),
             "mesh_gateway_requests_running": float(core.num_requests - core.num_waiting),

@@ -131,12 +131,15 @@ class ChunkWriter(Writer):
     def finish(self) -> bytes:
         extension = extension_of(self.generation) if self._shows_cached else msgspec.UNSET
         more = b"" if extension is msgspec.UNSET else self.opening + b'],"sglext":' + ENCODE(extension) + self.ending
-        if not self._includes_usage:
-            return more + DONE
-        return (
-            more + self.opening + b'],"usage":' + ENCODE(total_usage(self.generation, self._answers)) + b"}\n\n" + DONE
-        )
+        return more + self._usage() + DONE
 
     @override
     def error(self, error: ApiError) -> bytes:
-        return OPENAI_ERRORS.event(error, self._request_id)
+        # Before it, since clients' libraries read nothing behind an error.
+        return self._usage() + OPENAI_ERRORS.event(error, self._request_id)
+
+    def _usage(self) -> bytes:
+        """The event with the whole call's usage, if that is asked for."""
+        if not self._includes_usage:
+            return b""
+        return self.opening + b'],"usage":' + ENCODE(total_usage(self.generation, self._answers)) + b"}\n\n"

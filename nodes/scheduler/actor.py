@@ -249,7 +249,11 @@ class SchedulerActor(Actor):
             self.ctx.end(f"{config.agent} has made a new pool for {config.group}")
 
     async def drain(self) -> None:
-        """Refuse new work; return when all attempts, orders and handoffs are over."""
+        """Refuse new work; return when all attempts, orders and handoffs are over, and gateways have what they gave.
+
+        Otherwise the last tokens, which come by way of a detokenizer, could arrive after the word that this actor is
+        gone: an attempt that was complete would be lost, and maybe there is nobody left to take another.
+        """
         if self.core is not None:
             self._handle(DrainAsked())
             await self._drained.wait()
@@ -333,7 +337,7 @@ class SchedulerActor(Actor):
             return
         self._driver.feed(Wake())
         self._timer.arm()
-        if core.handlers.is_draining and core.is_drained:
+        if core.handlers.is_draining and core.is_drained and not core.attempts.num_finished:
             self._drained.set()
 
     def _perform(self, command: Command) -> None:

@@ -144,8 +144,9 @@ def _mapped_bytes() -> int:
 
 
 def main() -> None:
-    # Ctrl-C reaches the whole process group; ending is the parent's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches the whole process group, and SIGTERM every process of a batch job: ending is the parent's decision.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError):
         serve(sys.stdin.buffer, sys.stdout.buffer)
 

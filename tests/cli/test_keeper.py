@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import math
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ from cli.exit_codes import ExitCode
 from cli.plan.settings import Settings, SupervisionSettings
 from cli.plan.topology import ActorLaunch
 from cli.protocol import RestartActors, Restarting
+from cli.supervisor import keeper as keeper_module
 from cli.supervisor import mesh_directory
 from cli.supervisor import starter as starter_module
 from cli.supervisor.actor import SupervisorActor
@@ -29,6 +31,7 @@ from cli.supervisor.refusals import NotGiven, NotRecordable
 from mesh.address import Address, Endpoint
 from mesh.membership.proof import HostSecret
 from mesh.membership.view import DRAINING, READY, Member
+from mesh.runtime.supervisor_line import ActorEnd, SupervisorEnd
 from mesh.supervision.core import Watch
 from mesh.supervision.events import SPAWNING, Policy, StartOverdue, Supervised
 from mesh.supervision.restarts import Restarts
@@ -56,18 +59,13 @@ class Kept:
         loop = asyncio.get_running_loop()
         self.zygote, self.children = zygote, Mock()
         self.record = Mock(ctx=Mock(now=loop.time, later=loop.call_later))
-        self.listeners = Listeners(
-            dead=Mock(),
-            drained=Mock(),
-            ready=Mock(),
-            stopped=Mock(),
-            member=Mock(),
-            unserved=Mock(return_value="empty"),
-        )
+        self.listeners = Listeners(**{name: Mock() for name in Listeners.__struct_fields__})
+        self.listeners.unserved.return_value = "empty"
         secret = HostSecret.draw("m", "", ["gateway-0"], ())
-        self.keeper = ProcessKeeper(topology, directory, self.children, self.record, self.listeners, 0, secret)
+        self.keeper = ProcessKeeper(topology, directory, self.children, self.record, self.listeners, secret)
         self.keeper.begin(manifest(directory))
-        _, _, spawned, _ = zygote.fork.call_args.args
+        _, _, line, spawned, _ = zygote.fork.call_args.args
+        self.line = ActorEnd(os.dup(line))
         spawned(Process.of(os.getpid()))
         self.keeper.beat(Address("gateway-0", 1), READY, "")
         zygote.reset_mock()
@@ -188,11 +186,11 @@ async def test_an_actors_failed_core_is_counted_by_its_supervisor(kept: Kept, di
     assert kept.watch.reason == "its core gateway failed"
 
 
-async def test_a_core_that_fails_costs_one_event_and_not_the_mesh(kept: Kept) -> None:
+async def test_a_core_that_fails_costs_one_event_and_not_the_mesh(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, core = kept.record.ctx, kept.keeper.core
     core.policy = dataclasses.replace(core.policy, end_timeout_s=0.0)
-    # The signal cannot be sent, and Terminate fails half-way.
-    kept.children.signal.side_effect = [ProcessLookupError, None]
+    # The word cannot be sent, and Terminate fails half-way.
+    monkeypatch.setattr(SupervisorEnd, "finish", full)
     kept.keeper.restart(["gateway"], stay_away=True)
     ctx.metrics.count.assert_called_once_with("mesh_core_failures_total", core="supervision")
     assert (ctx.end.called, kept.listeners.stopped.called) == (False, False)
@@ -200,6 +198,29 @@ async def test_a_core_that_fails_costs_one_event_and_not_the_mesh(kept: Kept) ->
     async with asyncio.timeout(2.0):
         while kept.children.signal.call_args != call(os.getpid(), signal.SIGKILL):
             await asyncio.sleep(0.01)
+
+
+async def test_what_an_actor_passes_up_is_heard_and_its_end_goes_with_its_process(kept: Kept) -> None:
+    kept.line.pass_up(signal.SIGTERM)
+    while not kept.listeners.signalled.called:
+        await asyncio.sleep(0.001)
+    kept.listeners.signalled.assert_called_once_with("gateway-0", signal.SIGTERM)
+    kept.keeper.restart(["gateway"], stay_away=False)
+    assert kept.line.read() == [math.inf]
+    kept.ends(0)
+    assert kept.line.read() is None, "the supervisor has let go of it"
+    assert await kept.next_epoch() == 2
+
+
+async def test_an_actor_without_a_line_is_not_started_and_the_next_try_is(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper_module, "SupervisorEnd", full)
+        kept.ends(1)
+        while "no line to it can be opened" not in kept.watch.reason:
+            await asyncio.sleep(0.001)
+    assert await kept.next_epoch() > 2
 
 
 @pytest.mark.parametrize(("known", "next_epoch"), [(1_700_000_000, 1_700_000_001), (1 << 60, 2)])
@@ -213,12 +234,14 @@ async def test_who_was_refused_for_its_epoch_comes_again_above_the_one_that_is_k
     assert directory.epochs() == {"gateway-0": next_epoch}
 
 
-async def test_the_mesh_hears_who_stays_away_before_he_is_asked_to_end(kept: Kept) -> None:
+async def test_the_mesh_hears_who_stays_away_before_he_is_asked_to_end(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order = Mock()
     order.attach_mock(kept.listeners.drained, "drained")
-    order.attach_mock(kept.children.signal, "signal")
+    monkeypatch.setattr(SupervisorEnd, "finish", lambda _, within_s: order.finish(within_s))
     kept.keeper.restart(["gateway"], stay_away=True)
-    assert order.mock_calls == [call.drained({"gateway-0": 1}), call.signal(os.getpid(), signal.SIGTERM)]
+    assert order.mock_calls == [call.drained({"gateway-0": 1}), call.finish(math.inf)]
     kept.ends(0)
     kept.keeper.beat(Address("gateway-0", 1), READY, "")
     assert len(order.mock_calls) == 2, "it is drained now, which is nothing new"

@@ -12,14 +12,14 @@ from cli.supervisor import zygote_client
 from cli.supervisor.children import Children
 from cli.supervisor.exits import Exits
 from cli.supervisor.log_files import LastLines
-from cli.supervisor.processes import Process
+from cli.supervisor.processes import STOP_SIGNALS, Process
 from cli.supervisor.role import RoleRun
 from cli.supervisor.zygote import Forked, ForkFailed, ZygoteReady
 from cli.supervisor.zygote_client import ZygoteClient
 
 RUN = RoleRun(mesh="m", role="worker", actor_id="w", epoch=1, config={})
 READY = msgspec.msgpack.encode(ZygoteReady(import_s=0.5))
-PREAMBLE = f"import os, socket, sys, time\nchannel = socket.socket(fileno=4)\nREADY = {READY!r}\n"
+PREAMBLE = f"import os, socket, sys, time\nchannel = socket.socket(fileno=3)\nREADY = {READY!r}\n"
 IS_ASKED = "channel.send(READY)\nchannel.recv(65536)\n"
 
 
@@ -72,14 +72,12 @@ async def client(request, monkeypatch, deaths, log, families):
     for pid in children.unwatched():
         # What tests share is not this one's to end: the process that forks their commands was killed here.
         children.watch(Process.of(pid), lambda _: None)
-    reader, writer = os.pipe()
     client = ZygoteClient(
         children,
         Exits([]),
         [],
         on_death=deaths.append,
         log=log,
-        supervisor_fd=reader,
         environment=dict(os.environ),
         timeout_s=TIMEOUTS_S.get(name, 20.0),
     )
@@ -92,18 +90,16 @@ async def client(request, monkeypatch, deaths, log, families):
         await asyncio.sleep(0)
         await children.end_unwatched(1.0)
         children.close()
-        os.close(reader)
-        os.close(writer)
 
 
 def zygote(*names):
     return pytest.mark.parametrize("client", names, indirect=True)
 
 
-def fork(client, tmp_path, run=RUN):
+def fork(client, tmp_path, run=RUN, line=0):
     """The process, or the reason why not."""
     future = asyncio.get_running_loop().create_future()
-    client.fork(run, tmp_path / "w.log", future.set_result, lambda reason, _: future.set_result(reason))
+    client.fork(run, tmp_path / "w.log", line, future.set_result, lambda reason, _: future.set_result(reason))
     return future
 
 
@@ -136,6 +132,18 @@ async def test_one_that_dies_fails_its_requests_and_the_next_starts_another(clie
     assert "exit 3" in await fork(client, tmp_path)
     assert client.pids == []
     assert "exit 3" in await fork(client, tmp_path)
+
+
+async def test_signals_that_end_a_host_are_not_meant_for_a_zygote_nor_its_spare(client, tmp_path, deaths):
+    serving, spare = await both_of(client)
+    for pid in (serving, spare):
+        for number in STOP_SIGNALS:
+            os.kill(pid, number)
+    assert isinstance(await fork(client, tmp_path), Process)
+    os.kill(serving, signal.SIGKILL)
+    await until(lambda: client.pids[:1] == [spare] and len(client.pids) == 2)
+    assert isinstance(await fork(client, tmp_path), Process)
+    assert [end.cause for end in deaths] == ["SIGKILL"]
 
 
 @zygote("exits", "cannot import")
@@ -183,7 +191,7 @@ async def test_both_killed_at_once_are_started_anew_and_what_was_asked_fails_by_
     failed = asyncio.get_running_loop().create_future()
     for pid in first:
         os.kill(pid, signal.SIGKILL)
-    client.fork(RUN, tmp_path / "w.log", failed.set_result, lambda _, foreign: failed.set_result(foreign))
+    client.fork(RUN, tmp_path / "w.log", 0, failed.set_result, lambda _, foreign: failed.set_result(foreign))
     assert await failed is True
     assert not set(first) & set(await both_of(client))
 

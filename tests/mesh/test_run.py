@@ -16,9 +16,10 @@ import pytest
 
 from mesh.address import Address
 from mesh.errors import ActorFailed, CoreFailed, DrainFailed, NotReadyInTime, PeerLost
-from mesh.run import _Process, run_actor
+from mesh.run import run_actor
 from mesh.runtime.driver import CoreDriver
 from mesh.runtime.run_directory import RunDirectory
+from mesh.runtime.supervisor_line import ActorEnd, SupervisorEnd
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQTransport
 from mesh.transport.zeromq_binding import ZeroMQOptions
@@ -269,22 +270,98 @@ def test_a_supervisors_end_that_breaks_is_its_end(short_path):
         assert not actor.drained
 
 
-def test_what_another_actor_took_from_the_pipe_is_not_its_end(short_path):
-    """All actors of a supervisor hold the same pipe: one reads what is written there, the others find nothing."""
+class Waits(Recorder):
+    """Is told things once it has started, one after the other, and notes when it was to drain."""
+
+    joins = False
+
+    def __init__(self, *told, drain_s=0.0):
+        super().__init__()
+        self.told = told
+        self.drain_s = drain_s
+        self.drained_after = None
+
+    async def start(self):
+        for number, tell in enumerate(self.told, 1):
+            self.ctx.later(0.05 * number, self.tell, number, tell)
+
+    def tell(self, number, tell):
+        self.num_told = number
+        tell()
+
+    async def drain(self):
+        self.drained_after = self.num_told
+        await asyncio.sleep(self.drain_s)
+
+
+def signals(number):
+    return lambda: os.kill(os.getpid(), number)
+
+
+@pytest.fixture
+def line():
+    line = SupervisorEnd()
+    yield line
+    line.close()
+
+
+def supervised(actor, directory, line, **settings):
+    descriptor = line.theirs.fileno()
+    return run_actor(
+        actor, Address("x", 1), run_directory=directory, options=QUICK, supervisor_fd=descriptor, **settings
+    )
+
+
+def test_a_supervised_actor_passes_signals_up_and_ends_by_its_supervisors_word(short_path, line):
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTERM]
+    actor = Waits(*map(signals, numbers), lambda: line.finish(30.0), signals(signal.SIGTERM), drain_s=0.2)
+    assert supervised(actor, RunDirectory(short_path), line) == 0
+    assert actor.drained_after == 5, "a signal was taken for the supervisor's word"
+    passed_up = []
+    assert line.read(passed_up.append)
+    assert passed_up == [*numbers, signal.SIGTERM]
+
+
+def test_a_signal_at_the_moment_of_the_supervisors_word_changes_nothing(short_path, line):
+    actor = Waits(lambda: (signals(signal.SIGTERM)(), line.finish(30.0), signals(signal.SIGTERM)()), drain_s=0.2)
+    assert supervised(actor, RunDirectory(short_path), line) == 0
+    assert actor.drained_after == 1
+
+
+def test_a_supervisor_gives_less_time_than_the_actor_has_and_never_more(short_path, line):
+    settings = {"directory": RunDirectory(short_path), "line": line}
+    assert supervised(Waits(lambda: line.finish(0.05), drain_s=60.0), drain_timeout_s=60.0, **settings) == 1
+    assert supervised(Waits(lambda: line.finish(60.0), drain_s=60.0), drain_timeout_s=0.05, **settings) == 1
+
+
+def test_by_a_pipe_nothing_can_be_passed_up_so_that_a_signal_is_the_actors_own(short_path):
     reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    # Not `run_actor`: that the pipe is found empty depends on which of two processes looks first.
-    process = _Process(Recorder(), Address("x", 1), ZeroMQOptions(run_directory=RunDirectory(short_path)), 1.0)
-    loop = asyncio.new_event_loop()
     try:
-        process._on_supervisor(loop, reading)
-        assert not process._asked_to_stop.is_set()
-        os.close(writing)
-        process._on_supervisor(loop, reading)
-        assert process._asked_to_stop.is_set()
+        actor = Waits(signals(signal.SIGTERM))
+        directory = RunDirectory(short_path)
+        assert run_actor(actor, Address("x", 1), run_directory=directory, options=QUICK, supervisor_fd=reading) == 0
+        assert actor.drained_after == 1
     finally:
-        loop.close()
         os.close(reading)
+        os.close(writing)
+
+
+def test_frames_of_a_later_release_are_left_and_a_full_line_has_said_enough(line):
+    actor = ActorEnd(line.theirs.fileno())
+    os.write(line.fileno(), b"something new")
+    assert actor.read() == []
+    line.finish(2.5)
+    line.finish(1.5)
+    assert actor.read() == [2.5, 1.5]
+    passed_up = []
+    assert all(actor.pass_up(signal.SIGTERM) for _ in range(5_000)), "a full line is no reason to end"
+    assert line.read(passed_up.append)
+    os.write(line.theirs.fileno(), b"\xff")
+    assert line.read(passed_up.append), "no signal has that number"
+    assert {*passed_up} == {signal.SIGTERM}
+    line.theirs.close()
+    assert not line.read(passed_up.append)
+    line.finish(1.0)
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_it_may(short_path):

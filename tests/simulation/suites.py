@@ -7,6 +7,7 @@ from typing import NamedTuple
 from tests.simulation import (
     disks,
     drains,
+    ends,
     hosts,
     keys,
     leases,
@@ -51,6 +52,7 @@ SUITES = {
     "keys": Suite(keys.run_seed, KEYS, 30, 3, {"list": 5, "joined": 1}, 125),
     "releases": Suite(releases.run_seed, RELEASES, 18, 8, dict.fromkeys(_DIED, 1), 1500),
     "drains": Suite(drains.run_seed, DRAINS, 24, 13, dict.fromkeys(["drained", "told", "renewed"], 3), 100),
+    "ends": Suite(ends.run_seed, ends.ENDS, 20, 6, {"awaits others": 2, "under way": 10, "whole": 20, "told": 5}, 300),
     "returns": Suite(returns.run_seed, RETURNS, 20, 8, dict.fromkeys(["remade", "behind", "refused"], 3), 100),
     # Hearsay without a proof is not reported: for actors that were started by hand there is none.
     "strangers": Suite(

@@ -7,6 +7,7 @@ import pytest
 
 from mesh.supervision.core import Supervisor
 from mesh.supervision.events import (
+    AwaitOthers,
     Beat,
     Begin,
     Died,
@@ -14,6 +15,7 @@ from mesh.supervision.events import (
     Kill,
     MeshReady,
     MeshStopped,
+    OthersDone,
     Policy,
     Report,
     Restart,
@@ -97,7 +99,7 @@ def test_spent_budget_is_given_up_loudly_and_the_rest_goes_on():
     assert states(core) == {"a": "given_up", "b": "ready"}
     assert not core.stopping
     commands = core.handle(Stop("enough"), 4.0)
-    assert done(commands) == [Terminate("b")]
+    assert done(commands) == [Terminate("b", 30.0)]
     assert core.watches["a"].deadline is None
 
 
@@ -207,24 +209,56 @@ def test_a_detector_that_overslept_accuses_nobody():
 
 def test_drain_goes_tier_by_tier():
     core = ready_mesh(Supervised("r", 2), Supervised("g", 0), Supervised("s"), Supervised("w"))
-    assert done(core.handle(Stop("SIGTERM"), 10.0)) == [Terminate("g")]
+    assert done(core.handle(Stop("SIGTERM"), 10.0)) == [Terminate("g", 30.0)]
     assert done(core.handle(Stop("again, softly"), 10.0)) == []
     assert core.deadline() <= 46.0
     assert done(core.handle(Exited("g", 1, "exit 0"), 11.0)) == [
         Died("g", 1, "exit 0"),
-        Terminate("s"),
-        Terminate("w"),
-    ]
+        Terminate("s", 29.0),
+        Terminate("w", 29.0),
+    ], "all tiers together have the time of one drain"
     assert done(core.handle(Exited("w", 1, "exit 0"), 12.0)) == [Died("w", 1, "exit 0")]
     assert done(core.handle(Tick(), 41.0)) == [], "it is telling its clients"
-    assert done(core.handle(Tick(), 47.0)) == [Kill("s")]
+    assert done(core.handle(Tick(), 46.0)) == [Kill("s")]
+    assert core.watches["s"].reason == "not ended within 35 s"
     assert done(core.handle(Exited("s", 1, "signal 9"), 47.1)) == [
         Died("s", 1, "signal 9", "not_drained_in_time"),
-        Terminate("r"),
+        Terminate("r", 1.0),
     ]
     assert done(core.handle(Exited("r", 1, "exit 0"), 47.2)) == [Died("r", 1, "exit 0"), MeshStopped("")]
     assert core.handle(Stop("once more"), 48.0) == []
     assert core.deadline() is None
+
+
+@pytest.fixture
+def ending():
+    """A host that was told to end, whose shared actor waits for others beside a worker."""
+    core = ready_mesh(Supervised("g", 0), Supervised("t", is_shared=True), Supervised("w"), Supervised("r", 2))
+    core.handle(Stop("SIGTERM"), 10.0)
+    assert done(core.handle(Exited("g", 1, "exit 0"), 12.0))[1:] == [AwaitOthers()]
+    assert states(core)["t"] == states(core)["w"] == "ready"
+    return core
+
+
+def test_shared_actors_serve_until_nobody_else_needs_them(ending):
+    assert done(ending.handle(Stop("SIGTERM once more"), 13.0)) == [], "they are awaited once"
+    assert done(ending.handle(OthersDone(), 14.0)) == [Terminate("t", 26.0), Terminate("w", 26.0)]
+    assert done(ending.handle(OthersDone(), 14.1)) == []
+
+
+def test_shared_actors_wait_for_others_as_long_as_for_a_drain(ending):
+    for now in range(13, 40):
+        for actor_id in "twr":
+            ending.handle(Beat(actor_id, 1, ready=True), float(now))
+        assert done(ending.handle(Tick(), float(now))) == []
+    assert ending.deadline() <= 40.0
+    assert done(ending.handle(Tick(), 40.0)) == [Terminate("t", 1.0), Terminate("w", 1.0)]
+
+
+def test_shared_actors_wait_for_nobody_by_force_or_if_one_is_drained_alone(ending):
+    assert done(ending.handle(Stop("SIGTERM", force=True), 13.0)) == [Kill("t"), Kill("w"), Kill("r")]
+    core = ready_mesh(Supervised("t", is_shared=True))
+    assert done(core.handle(Restart(("t",)), 1.0)) == [Terminate("t")]
 
 
 def test_a_stop_before_the_beginning_is_the_end():

@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mesh.supervision.core import Supervisor
 from mesh.supervision.events import (
+    AwaitOthers,
     Beat,
     Begin,
     Died,
@@ -13,6 +14,7 @@ from mesh.supervision.events import (
     Kill,
     MeshReady,
     MeshStopped,
+    OthersDone,
     Policy,
     Report,
     Restart,
@@ -28,7 +30,8 @@ from mesh.supervision.events import (
 )
 
 POLICY = Policy(budget=4, budget_window_s=20.0, drain_timeout_s=5.0, start_timeout_s=30.0)
-SPECS = [Supervised("g", 0), Supervised("s", 1, 5.0, "k"), Supervised("w", 1, 5.0, "k"), Supervised("r", 2)]
+SHARED = "w"
+SPECS = [Supervised("g", 0), Supervised("s", 1, 5.0, "k"), Supervised(SHARED, 1, 5.0, "k", True), Supervised("r", 2)]
 ACTORS = [spec.actor_id for spec in SPECS]
 STAND_INS = {"s": "w", "w": "s"}
 SILENCE_S = POLICY.missed * POLICY.heartbeat_s
@@ -50,7 +53,8 @@ class Processes(RuleBasedStateMachine):
         self.charged = {actor_id: [] for actor_id in ACTORS}
         self.failures = dict.fromkeys(ACTORS, 0)
         self.num_ready = self.num_stopped = self.num_overdue = 0
-        self.stop_asked = False
+        self.stop_asked = self.awaits_others = False
+        self.stopped_at = 0.0
         self.perform(Begin())
         if gets_ready:
             # From here on failures do not end the mesh, so there is time for many of them.
@@ -66,6 +70,9 @@ class Processes(RuleBasedStateMachine):
         wished |= set(self.core._rolling) | set(getattr(event, "actor_ids", ()))
         before = {actor_id: watch.state for actor_id, watch in self.core.watches.items()}
         restarts = {actor_id: watch.num_restarts for actor_id, watch in self.core.watches.items()}
+        if not self.core.stopping:
+            # It may stop by itself, too.
+            self.stopped_at = self.now
         for command in self.core.handle(event, self.now):
             match command:
                 case Spawn(actor_id, epoch):
@@ -89,6 +96,14 @@ class Processes(RuleBasedStateMachine):
                         continue
                     lower = [other for other in [*self.alive, *self.requested] if TIERS[other] < TIERS[actor_id]]
                     assert not lower, "a later tier drained before an earlier one was gone"
+                    left_s = self.stopped_at + POLICY.drain_timeout_s - self.now
+                    assert command.within_s == max(left_s, POLICY.late_drain_s)
+                    if actor_id == SHARED:
+                        assert not self.awaits_others or left_s <= 0.0, "others may need it"
+                case AwaitOthers():
+                    assert self.core.stopping
+                    assert not self.awaits_others, "asked twice"
+                    self.awaits_others = True
                 case Died(actor_id, epoch):
                     assert actor_id not in self.alive
                     assert (actor_id, epoch) not in self.told_dead
@@ -218,6 +233,12 @@ class Processes(RuleBasedStateMachine):
     def stop(self, force):
         self.stop_asked = True
         self.perform(Stop("told to", force))
+
+    @precondition(lambda self: self.awaits_others)
+    @rule()
+    def others_are_done(self):
+        self.awaits_others = False
+        self.perform(OthersDone())
 
     @rule(actor_ids=st.lists(st.sampled_from(ACTORS), min_size=1, max_size=4), stay_away=st.booleans())
     def restart(self, actor_ids, stay_away):

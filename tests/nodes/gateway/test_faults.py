@@ -487,17 +487,24 @@ STREAMED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-async def test_streams_that_a_stop_cuts_off_end_with_the_error_of_their_surface() -> None:
+@pytest.mark.parametrize("asks_usage", [False, True], ids=["", "usage asked for"])
+async def test_streams_that_a_stop_cuts_off_end_with_the_error_of_their_surface(asks_usage: bool) -> None:
     async with Ring() as ring, httpx.AsyncClient(base_url=ring.url, verify=False) as client:
         ring.faults.step_s = 0.1
         bodies = {path: body | {"stream": True} for path, (body, _) in STREAMED.items()}
+        of_openai = [path for path in bodies if path.endswith("completions")]
+        for path in of_openai if asks_usage else ():
+            bodies[path] |= {"stream_options": {"include_usage": True}}
         tasks = [asyncio.ensure_future(client.post(path, json=body)) for path, body in bodies.items()]
         await until(lambda: len(ring.scheduler.held) == len(tasks))
         await until(lambda: all(len(held.output_ids) > 2 for held in ring.scheduler.held.values()))
         await ring.systems.pop("g0").stop()
         for (path, (_, begins)), response in zip(STREAMED.items(), await asyncio.gather(*tasks), strict=True):
-            last = response.text.rstrip("\n").split("\n\n")[-1]
+            *before, last = response.text.rstrip("\n").split("\n\n")
             assert last.startswith(begins), (path, last)
+            if path in of_openai:
+                usage = json.loads(before[-1].removeprefix("data: ")).get("usage")
+                assert bool(usage and usage["completion_tokens"]) == asks_usage, before[-1]
             assert "shutting_down" in last or "shutting down" in last, (path, last)
 
 
