@@ -93,13 +93,14 @@ class Load(NamedTuple):
     uses_torch: bool
 
 
+_STACK: Final = Need(STACK, SMALL_STACK_BYTES, "libraries overflow a smaller one")
 LEAST: Final = (
     Need(FILES, OWN_FILES + LEAST_PEERS * PEER_FILES, "that is what the smallest actor takes"),
     Need(PROCESSES, _OWN_TASKS, "a supervisor alone has so many"),
     Need(TASKS, _OWN_TASKS, "a supervisor alone has so many"),
     Need(ADDRESS_SPACE, _ADDRESS_BYTES[False], "the smallest actor maps so much"),
     Need(DATA, _DATA_BYTES[False], "the smallest actor takes so much"),
-    Need(STACK, SMALL_STACK_BYTES, "libraries overflow a smaller one"),
+    _STACK,
     Need(FILE_SIZE, _MIB, "logs alone are larger"),
 )
 """What every mesh needs. It is asked for before the model is looked at, which already takes a process."""
@@ -120,7 +121,7 @@ def needs(settings: Settings, load: Load) -> list[Need]:
         Need(TASKS, num_tasks, tasks),
         Need(ADDRESS_SPACE, _ADDRESS_BYTES[load.uses_torch] + pools, "an actor maps so much, pools included"),
         Need(DATA, _DATA_BYTES[load.uses_torch], "an actor takes so much"),
-        LEAST[5],
+        _STACK,
         Need(FILE_SIZE, file_bytes, "the largest pool, store on disk or log is a file of this size"),
     ]
 

