@@ -201,10 +201,10 @@ class RoutingCore:
     ) -> Route:
         """The route of one request. Excluded actors are chosen only if no others are left.
 
-        A request that has output, computed with `bits`, goes on at a scheduler of the same weights, and there of the
-        same numerics, whatever that costs, if one can begin at once; else at any that can. Only groups whose workers
-        can do all of `asks` are chosen, for the prefill too, and of those that have weights in common. A request for a
-        vector goes straight to a group that prefills, and needs no detokenizer. `now` is any monotonic clock, seconds.
+        A request that has output, computed with `bits`, goes on at a scheduler of the same weights alone, and there of
+        the same numerics, whatever that costs, if one can begin at once. Only groups whose workers can do all of `asks`
+        are chosen, for the prefill too, and of those that have weights in common. A request for a vector goes straight
+        to a group that prefills, and needs no detokenizer. `now` is any monotonic clock, seconds.
 
         Raises NoCapacity, UnsupportedAsk.
         """
@@ -212,6 +212,11 @@ class RoutingCore:
         # A vector goes to the gateway as it is.
         detokenizer = "" if is_vector else self._choose_detokenizer(request_id, excluded)
         ready = self._able(asks, now)
+        if bits.weights:
+            ready = [one for one in ready if one.attributes.weights == bits.weights]
+            if not ready:
+                # Other numerics round otherwise, other weights are another model: half an answer of each is no answer.
+                raise NoCapacity("no group that is ready has the weights that computed this request's output so far")
         overlaps = _overlaps(ready, token_ids, extra_key)
 
         def rank(scheduler: _Scheduler) -> tuple[object, ...]:
@@ -224,7 +229,6 @@ class RoutingCore:
                 if is_vector
                 else scheduler.attributes.phase == PREFILL,
                 # Ranks below a ready worker: going on with other bits is better than a stalled stream.
-                bool(bits.weights) and scheduler.attributes.weights != bits.weights,
                 bool(bits.numerics) and scheduler.attributes.numerics != bits.numerics,
                 self._cost(scheduler, len(token_ids), overlaps[scheduler.actor_id], now),
                 _draw(request_id, scheduler.actor_id),

@@ -112,7 +112,7 @@ DISKS: dict[str, Bug] = {
         8, (PageStore, "read", _whatever_is_there), (StorePeer, "generations", returns(None))
     ),
     "sequences are not compared after a read": bug(
-        38, (PageStore, "_settle_read", _never_stale), (StorePeer, "generations", returns(None))
+        33, (PageStore, "_settle_read", _never_stale), (StorePeer, "generations", returns(None))
     ),
     "pages of another salt are looked for": bug(3, (PrefixCache, "uncached", _without_salt)),
     "pages of other numerics are found": bug(0, (DiskStores, "on_find", _of_other_numerics)),

@@ -349,13 +349,16 @@ def test_the_prefill_scheduler_of_a_later_attempt_has_equal_numerics_too():
     assert choose(core, numerics="y", excluded=["q"], now=18.0).prefill == "p", "another one is better than none"
 
 
-def test_a_request_with_output_goes_on_with_equal_weights_before_equal_numerics() -> None:
+def test_a_request_with_output_goes_on_with_equal_weights_alone() -> None:
     core = router(member("a", weights="v", numerics="x"), member("b", weights="w", numerics="y"))
-    core.handle(LoadChanged("b", load(num_running=50)))
+    assert choose(core, numerics="x").decode == "a"
     assert choose(core, weights="w", numerics="x").decode == "b"
     waits = member("b", weights="w", numerics="y", worker_ready=False)
     core.handle(MembersChanged([member("a", weights="v", numerics="x"), waits, *DETOKENIZERS]))
-    assert choose(core, weights="w", numerics="x").decode == "a", "there it would wait for a worker"
+    assert choose(core, weights="w", numerics="x").decode == "b", "it waits for its worker there"
+    core.handle(MembersChanged([member("a", weights="v", numerics="x"), member("c", numerics="x"), *DETOKENIZERS]))
+    with pytest.raises(NoCapacity, match="weights"):
+        choose(core, weights="w", numerics="x")
 
 
 def test_nobody_prefills_for_a_group_of_other_weights() -> None:
