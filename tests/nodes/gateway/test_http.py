@@ -58,7 +58,8 @@ def test_a_completion(client: httpx.Client) -> None:
     assert abs(answer["created"] - time.time()) < 60
     assert answer["choices"] == [{"index": 0, "text": "hel", "finish_reason": "length", "logprobs": None}]
     usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
-    assert answer["usage"] == usage | {"prompt_tokens_details": {"cached_tokens": 2}}
+    details = {"prompt_tokens_details": {"cached_tokens": 2}, "completion_tokens_details": {"reasoning_tokens": 0}}
+    assert answer["usage"] == usage | details
 
 
 def test_a_chat(client: httpx.Client) -> None:

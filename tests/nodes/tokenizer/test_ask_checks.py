@@ -67,7 +67,7 @@ async def test_what_does_not_pass_says_why_each_time(checks):
         with pytest.raises(UnsupportedSchema, match="uniqueItems") as raised:
             await checks.check(asked("json", '{"uniqueItems":true}', strict=True))
         assert raised.value.param == "the_field"
-        with pytest.raises(InvalidValue, match="no text matches"):
+        with pytest.raises(InvalidValue, match="leads back to itself"):
             await checks.check(asked("json", '{"$ref":"#"}'))
     assert checks.num_killed == 0
 
