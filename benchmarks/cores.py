@@ -24,7 +24,7 @@ from nodes.scheduler.batch.step import Step
 from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.sequence import NO_STOP, Sequence
-from nodes.tokenizer.cache_index import CacheIndex
+from nodes.tokenizer.routing.cache_index import CacheIndex
 from nodes.worker.core import AdoptArrived, RunStep, StepArrived, StepDone, WorkerCore
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import StepOutcome

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.server import actors, mesh
-from cli.supervisor.processes import proportional_bytes
+from cli.supervisor.processes.by_pid import proportional_bytes
 
 SETTLE_S = 3.0
 """Work left over from the start must not count as idling."""

@@ -19,9 +19,9 @@ from benchmarks.server import actors, ask, cpu_seconds, mesh
 from mesh.address import Address
 from mesh.runtime.trace_ring import map_ring
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.records.sample_log import SampleLog
-from nodes.gateway.request_account import RequestAccount
+from nodes.gateway.records.account import RequestAccount
 from nodes.gateway.request_names import RequestNames
+from nodes.gateway.requests.sample_log import SampleLog
 from nodes.request import Stages
 
 NUM_TOKENS, NUM_CLIENTS, NUM_REQUESTS, NUM_WARM = 64, 64, 256, 192

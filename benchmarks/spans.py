@@ -13,7 +13,7 @@ from collections import defaultdict
 import msgspec
 
 from benchmarks.server import mesh
-from cli.supervisor.mesh_directory import MeshDirectory
+from cli.supervisor.kept.mesh_directory import MeshDirectory
 from nodes.call_spans import sample_spans
 from nodes.protocol.records import CallRecord
 

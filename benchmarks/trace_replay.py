@@ -25,7 +25,7 @@ from mesh.membership.view import READY, Endpoint, Member
 from nodes.protocol import Load
 from nodes.roles import DETOKENIZER, SCHEDULER
 from nodes.tokenizer.config import RoutingLimits
-from nodes.tokenizer.routing import CacheChanged, LoadChanged, MembersChanged, RoutingCore
+from nodes.tokenizer.routing.core import CacheChanged, LoadChanged, MembersChanged, RoutingCore
 
 BLOCK: Final = 512
 LEAST_S: Final = 1e-9

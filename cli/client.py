@@ -9,8 +9,8 @@ from typing import ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 from cli.errors import BadManifest, CliError, HostAway, NotRunning, TryAgain, WrongUsage
 from cli.protocol import SUPERVISOR_CODEC, ActorList, ActorStatus, ListActors
-from cli.supervisor.mesh_directory import Manifest, MeshDirectory
-from cli.supervisor.processes import is_alive
+from cli.supervisor.kept.mesh_directory import Manifest, MeshDirectory
+from cli.supervisor.processes.by_pid import is_alive
 from mesh.actor import Actor, Context
 from mesh.address import Address, Endpoint
 from mesh.errors import CallError, DeadlineExceeded, PeerLost, RemoteError, Unreachable

@@ -1,7 +1,7 @@
 """Figures of each actor, as `meshctl ps` and the gateway's page show them. Pure.
 
 This file alone defines what each figure means; the metric names that dashboards know from vLLM are made from the same
-series (`nodes/gateway/metrics.py`).
+series (`nodes/gateway/shown/metrics.py`).
 """
 
 from collections.abc import Mapping, Sequence

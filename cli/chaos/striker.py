@@ -1,7 +1,7 @@
 """Deals blows to the actors of this host: signals by pidfd, garbage and slow readers by sockets.
 
 Who an actor is, is what its supervisor has written into the manifest: pid and start time, checked once a pidfd holds
-on to the process (`cli/supervisor/processes.py`). A process whose start time is another one gets no signal.
+on to the process (`cli/supervisor/processes/by_pid.py`). A process whose start time is another one gets no signal.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ import msgspec
 from cli.bench.client import Server
 from cli.chaos.asked import body, streamed
 from cli.chaos.blows import HTTP, Blow, garbage
-from cli.supervisor.mesh_directory import ProcessRecord
-from cli.supervisor.processes import open_process, wait_dead
+from cli.supervisor.kept.mesh_directory import ProcessRecord
+from cli.supervisor.processes.by_pid import open_process, wait_dead
 from mesh.address import Endpoint
 
 _HOLD_S: Final = 0.5

@@ -32,8 +32,8 @@ from cli.errors import WrongUsage
 from cli.exit_codes import ExitCode
 from cli.output import duration, print_json
 from cli.protocol import ActorList, ListActors
-from cli.supervisor.mesh_directory import ProcessRecord
-from cli.supervisor.processes import is_alive
+from cli.supervisor.kept.mesh_directory import ProcessRecord
+from cli.supervisor.processes.by_pid import is_alive
 
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Also the terminal's end: whoever is stopped then would be killed by the supervisor, which is no part of the storm."""

@@ -15,7 +15,7 @@ from cli.plan.hosts import OF_HOSTS
 from cli.plan.model import ModelNotHere
 from cli.plan.role_configs import CONFIG_TYPES
 from cli.plan.settings import Settings
-from cli.supervisor.progress import Progress
+from cli.supervisor.told.progress import Progress
 from nodes.amounts import amount
 from nodes.scheduler.config import SchedulerConfig
 

@@ -11,9 +11,9 @@ from cli.errors import BadManifest, NotRunning, TimedOut
 from cli.exit_codes import ExitCode
 from cli.plan.names import supervisor_id
 from cli.protocol import ActorList, ListActors, StopMesh, Stopping
-from cli.supervisor.mesh_directory import Manifest, MeshDirectory
-from cli.supervisor.processes import open_process, wait_dead
-from cli.supervisor.sweep import sweep
+from cli.supervisor.kept.mesh_directory import Manifest, MeshDirectory
+from cli.supervisor.kept.sweep import sweep
+from cli.supervisor.processes.by_pid import open_process, wait_dead
 
 _KILL_TIMEOUT_S = 5.0
 """After SIGKILL only the kernel is waited for, which unmaps pools of gigabytes; the sweep looks again."""

@@ -19,9 +19,9 @@ from cli.plan.names import on_host
 from cli.plan.settings import API_KEYS_VARIABLE, Settings
 from cli.plan.topology import Topology
 from cli.protocol import ActorProof, ProveActor
-from cli.supervisor.mesh_directory import MeshDirectory
+from cli.supervisor.kept.mesh_directory import MeshDirectory
 from cli.supervisor.owner import Owner
-from cli.supervisor.progress import Progress
+from cli.supervisor.told.progress import Progress
 from mesh.address import Address
 from nodes.engine.startup import AttachTo, Begun, Refused, StartMesh, Wish
 from nodes.roles import GATEWAY

@@ -17,8 +17,8 @@ from cli.plan.joining import Joiner, joined_settings, plan_joiner
 from cli.plan.keys import HostKeys, key_directory, pinned, words_to_add
 from cli.plan.settings import Settings
 from cli.plan.token import JoinToken, parse_token
-from cli.supervisor.host_files import SOME_REGISTRY, endpoint_at
-from cli.supervisor.welcome import Asker, unreachable
+from cli.supervisor.hosts.welcome import Asker, unreachable
+from cli.supervisor.kept.host_files import SOME_REGISTRY, endpoint_at
 from mesh.membership.keys import HostKey
 from mesh.runtime.plain_structlog import structlog
 from mesh.runtime.run_directory import HostRecord, RunDirectory

@@ -11,7 +11,7 @@ from cli.client import find_mesh
 from cli.errors import WrongUsage
 from cli.exit_codes import ExitCode
 from cli.output import duration, print_json, print_table
-from cli.supervisor.store_relay import FLUSH_S
+from cli.supervisor.hosts.store_relay import FLUSH_S
 from cli.trace.pages import story
 from cli.trace.unknown import unknown_call
 from nodes.amounts import amount

@@ -20,8 +20,8 @@ from cli.exit_codes import ExitCode
 from cli.log_lines import LogLine, choose, parse_since, read_lines, to_json, to_text
 from cli.plan.faults import unknown_name
 from cli.protocol import ListLogs, LogList, LogPart, LogParts, ReadLogs
-from cli.supervisor.log_files import LogFolder
-from cli.supervisor.mesh_directory import MeshDirectory
+from cli.supervisor.kept.log_files import LogFolder
+from cli.supervisor.kept.mesh_directory import MeshDirectory
 from mesh.wire.message import Message
 
 _POLL_S: Final = 0.2

@@ -12,7 +12,7 @@ from cli.errors import BadManifest, NotRunning
 from cli.exit_codes import ExitCode
 from cli.output import duration, print_json, print_table
 from cli.protocol import ActorList, ActorStatus, ListActors
-from cli.supervisor.whole_mesh import UNKNOWN
+from cli.supervisor.hosts.whole_mesh import UNKNOWN
 from mesh.address import host_of
 from mesh.membership.view import READY
 from mesh.supervision.events import DRAINED

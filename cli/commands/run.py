@@ -11,10 +11,10 @@ import msgspec
 from cli.errors import BadConfig, WrongUsage
 from cli.plan.role_configs import CONFIG_TYPES
 from cli.protocol import ActorProof, ProveActor
-from cli.supervisor.mesh_directory import MeshDirectory
-from cli.supervisor.processes import is_alive
-from cli.supervisor.role import NO_FD, RoleRun, run_role
-from cli.supervisor.secret import read_secret
+from cli.supervisor.forks.role import NO_FD, RoleRun, run_role
+from cli.supervisor.forks.secret import read_secret
+from cli.supervisor.kept.mesh_directory import MeshDirectory
+from cli.supervisor.processes.by_pid import is_alive
 
 
 def run(arguments: list[str]) -> int:
@@ -66,7 +66,7 @@ def _check_model(config: dict[str, Any]) -> None:
         # Imported here: actors of a supervisor need no settings.
         from cli.plan.model import plan_model
         from cli.plan.settings import Settings
-        from cli.supervisor.progress import Progress
+        from cli.supervisor.told.progress import Progress
 
         plan_model(Settings(model=model, chat_template=template), Progress(2), fetches=False)
 

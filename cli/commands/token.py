@@ -9,7 +9,7 @@ from cli.exit_codes import ExitCode
 from cli.output import print_json
 from cli.plan.keys import HostKeys
 from cli.plan.token import JoinToken
-from cli.supervisor.mesh_directory import MeshDirectory
+from cli.supervisor.kept.mesh_directory import MeshDirectory
 
 
 def token(place: KeyPlace, output: str) -> ExitCode:

@@ -16,7 +16,7 @@ from cli.errors import CliError, NotRunning
 from cli.exit_codes import ExitCode
 from cli.output import print_json
 from cli.protocol import ActorList, ListActors
-from cli.supervisor.processes import is_alive
+from cli.supervisor.processes.by_pid import is_alive
 from cli.top_screen import Memory, calls_section, head_lines, screen, sections
 from nodes.protocol.records import MAX_CALLS, CallsFound, FindCalls
 

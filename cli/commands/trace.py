@@ -10,8 +10,8 @@ from cli.client import RunningMesh, find_mesh
 from cli.errors import NotRunning
 from cli.exit_codes import ExitCode
 from cli.output import print_json, print_table
-from cli.supervisor.cut_calls import LEFT_BEHIND, dead_gateways, read_cut_calls
-from cli.supervisor.mesh_directory import MeshDirectory
+from cli.supervisor.kept.cut_calls import LEFT_BEHIND, dead_gateways, read_cut_calls
+from cli.supervisor.kept.mesh_directory import MeshDirectory
 from cli.trace.chrome import events
 from cli.trace.lines import newest, read_calls
 from cli.trace.notes import placed, read_notes

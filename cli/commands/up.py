@@ -23,9 +23,9 @@ from cli.plan.model import names_hub, plan_model
 from cli.plan.settings import API_KEYS_VARIABLE, Settings, foreign_variables, load_settings
 from cli.plan.topology import Machine, Topology, plan_topology
 from cli.supervisor.device_memory import ask_devices
-from cli.supervisor.mesh_directory import MeshDirectory
-from cli.supervisor.processes import leave_terminal, on_signals
-from cli.supervisor.progress import READY_MARK, Progress
+from cli.supervisor.kept.mesh_directory import MeshDirectory
+from cli.supervisor.processes.by_pid import leave_terminal, on_signals
+from cli.supervisor.told.progress import READY_MARK, Progress
 from mesh.membership.view import SUPERVISOR
 from mesh.runtime.process_limits import raise_limits, read_limits
 

@@ -19,9 +19,9 @@ from cli.plan.limits import LEAST, shortfalls
 from cli.plan.model import ModelNotHere
 from cli.plan.settings import Settings
 from cli.plan.topology import Topology
-from cli.supervisor.mesh_directory import MeshDirectory
-from cli.supervisor.processes import is_alive
-from cli.supervisor.progress import Progress
+from cli.supervisor.kept.mesh_directory import MeshDirectory
+from cli.supervisor.processes.by_pid import is_alive
+from cli.supervisor.told.progress import Progress
 from kvstore.pool.device import CPU
 from mesh.runtime.process_limits import read_limits
 from mesh.runtime.run_directory import MAX_SOCKET_PATH_BYTES

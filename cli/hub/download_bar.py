@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from cli.supervisor.progress import Progress
+from cli.supervisor.told.progress import Progress
 from nodes.sizes import progress_text, size_text
 
 _WIDTH: Final = 24

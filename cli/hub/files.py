@@ -29,7 +29,7 @@ from huggingface_hub.utils import logging as hub_logging
 from cli.errors import BadModel, CliError
 from cli.hub.download_bar import DownloadBar
 from cli.hub.name import HubName
-from cli.supervisor.progress import Progress
+from cli.supervisor.told.progress import Progress
 from nodes.model_spec import ModelError, ModelNotFound, ModelSpec
 from nodes.model_spec.checkpoint_files import (
     CONFIG_FILE,

@@ -27,7 +27,7 @@ from mesh.runtime.process_limits import (
     Limits,
 )
 from nodes import roles
-from nodes.gateway.acceptor import RESERVED_FILES
+from nodes.gateway.http.acceptor import RESERVED_FILES
 
 _MIB: Final = 1 << 20
 

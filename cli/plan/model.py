@@ -17,15 +17,15 @@ from cli.errors import BadConfig, BadModel
 from cli.hub.name import HubName, parse_hub_name
 from cli.plan.compute_dtype import ComputeDtype, choose_dtype
 from cli.plan.settings import Settings
-from cli.supervisor.processes import on_signals
-from cli.supervisor.progress import Progress
+from cli.supervisor.processes.by_pid import on_signals
+from cli.supervisor.told.progress import Progress
 from nodes.model_spec import ModelError, ModelSpec, describe_model
 from nodes.model_spec.end_tokens import with_vocabulary
 from nodes.model_spec.fingerprint import WeightsReader, with_known_fingerprint
 from nodes.model_spec.small_files import read_template_file
 from nodes.model_spec.template_files import require_template
 from nodes.sizes import progress_text
-from nodes.tokenizer.checking import TextFacts, check_texts
+from nodes.tokenizer.child.checking import TextFacts, check_texts
 from nodes.tokenizer.errors import Overloaded, TemplateError
 
 _CPUINFO: Final = Path("/proc/cpuinfo")

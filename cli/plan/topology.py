@@ -20,7 +20,7 @@ from cli.plan.settings import Settings
 from cli.plan.spec import host_spec, shared_settings
 from cli.plan.store import plan_store
 from cli.release import release
-from cli.supervisor.mesh_directory import REQUESTS, segment_prefix
+from cli.supervisor.kept.mesh_directory import REQUESTS, segment_prefix
 from kvstore.pool.device import CPU
 from kvstore.transfer.paired.tcp.link import TCP, TcpSettings
 from mesh.runtime.process_limits import Limits

@@ -28,21 +28,21 @@ from cli.protocol import (
     Stopping,
     TakeAllowList,
 )
-from cli.supervisor.allow_list import AllowListPush
-from cli.supervisor.call_finder import find_calls, find_notes
-from cli.supervisor.deaths import Deaths
+from cli.supervisor.hosts.allow_list import AllowListPush
+from cli.supervisor.hosts.call_finder import find_calls, find_notes
+from cli.supervisor.hosts.deaths import Deaths
+from cli.supervisor.hosts.memory_relay import relay
+from cli.supervisor.hosts.others import until_others_are_done
+from cli.supervisor.hosts.store_relay import find_fates, flush_stores, list_stores
+from cli.supervisor.hosts.whole_mesh import ask, list_whole_mesh, other_supervisors
+from cli.supervisor.hosts.whole_restart import WholeRestart
+from cli.supervisor.hosts.whole_stop import stop_whole_mesh
 from cli.supervisor.keeper import ProcessKeeper
-from cli.supervisor.log_files import LogFolder
-from cli.supervisor.memory_relay import relay
-from cli.supervisor.others import until_others_are_done
-from cli.supervisor.processes import proportional_bytes
-from cli.supervisor.readiness import absent_hosts
-from cli.supervisor.refusals import AbsentHost, UnknownHost
-from cli.supervisor.registry_watch import RegistryWatch
-from cli.supervisor.store_relay import find_fates, flush_stores, list_stores
-from cli.supervisor.whole_mesh import ask, list_whole_mesh, other_supervisors
-from cli.supervisor.whole_restart import WholeRestart
-from cli.supervisor.whole_stop import stop_whole_mesh
+from cli.supervisor.kept.log_files import LogFolder
+from cli.supervisor.processes.by_pid import proportional_bytes
+from cli.supervisor.told.readiness import absent_hosts
+from cli.supervisor.told.refusals import AbsentHost, UnknownHost
+from cli.supervisor.told.registry_watch import RegistryWatch
 from mesh.actor import Actor, Call
 from mesh.address import Address, host_of
 from mesh.errors import CallError, MeshError, RemoteError

@@ -17,17 +17,17 @@ from cli.plan.keys import links_note
 from cli.plan.settings import Settings
 from cli.plan.topology import Topology
 from cli.protocol import ActorList
-from cli.supervisor.children import Children
-from cli.supervisor.exits import Exit, Exits
+from cli.supervisor.forks.starter import ActorStarter
+from cli.supervisor.hosts.others import SHARED
+from cli.supervisor.kept.log_files import LastLines
+from cli.supervisor.kept.manifest_file import ManifestFile
+from cli.supervisor.kept.mesh_directory import Manifest, MeshDirectory, ProcessRecord
 from cli.supervisor.kept_actor import KeptActor
-from cli.supervisor.log_files import LastLines
-from cli.supervisor.manifest_file import ManifestFile
-from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord
-from cli.supervisor.others import SHARED
-from cli.supervisor.processes import Process
-from cli.supervisor.record import ZYGOTE, SupervisionRecord
-from cli.supervisor.refusals import NotGiven, NotRecordable, meant
-from cli.supervisor.starter import ActorStarter
+from cli.supervisor.processes.by_pid import Process
+from cli.supervisor.processes.children import Children
+from cli.supervisor.processes.exits import Exit, Exits
+from cli.supervisor.told.record import ZYGOTE, SupervisionRecord
+from cli.supervisor.told.refusals import NotGiven, NotRecordable, meant
 from mesh.address import MAX_EPOCH, Address
 from mesh.membership.proof import NEVER_GIVEN, HostSecret
 from mesh.membership.view import DRAINING, READY, RELEASED, SUPERVISOR, Member

@@ -4,8 +4,8 @@ import msgspec
 
 from cli.plan.topology import ActorLaunch
 from cli.protocol import ActorStatus
-from cli.supervisor.log_files import LastLines
-from cli.supervisor.mesh_directory import ProcessRecord
+from cli.supervisor.kept.log_files import LastLines
+from cli.supervisor.kept.mesh_directory import ProcessRecord
 from mesh.address import Endpoint
 from mesh.membership.view import READY, RELEASED, Member
 from mesh.runtime.supervisor_line import SupervisorEnd

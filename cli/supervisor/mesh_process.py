@@ -14,22 +14,22 @@ from cli.plan.keys import links_note
 from cli.plan.names import supervisor_id
 from cli.plan.topology import Topology
 from cli.supervisor.actor import SupervisorActor
-from cli.supervisor.children import Children
-from cli.supervisor.cut_calls import end_calls
-from cli.supervisor.dead_engines import sweep_engines
-from cli.supervisor.host_files import registry_endpoint, write_host_files
+from cli.supervisor.forks.secret import draw_secret
+from cli.supervisor.hosts.welcome import Asker, not_taken_in, require_welcome
 from cli.supervisor.keeper import Listeners, ProcessKeeper
-from cli.supervisor.log_files import keep_small
-from cli.supervisor.mesh_directory import Manifest, MeshDirectory
+from cli.supervisor.kept.cut_calls import end_calls
+from cli.supervisor.kept.dead_engines import sweep_engines
+from cli.supervisor.kept.host_files import registry_endpoint, write_host_files
+from cli.supervisor.kept.log_files import keep_small
+from cli.supervisor.kept.mesh_directory import Manifest, MeshDirectory
+from cli.supervisor.kept.sweep import sweep
 from cli.supervisor.owner import Owner
-from cli.supervisor.processes import STOP_SIGNALS, start_time
-from cli.supervisor.progress import Progress, ready_text, ready_text_elsewhere
-from cli.supervisor.readiness import absent_hosts, unready_reason
-from cli.supervisor.record import SupervisionRecord
-from cli.supervisor.registry_watch import RegistryWatch
-from cli.supervisor.secret import draw_secret
-from cli.supervisor.sweep import sweep
-from cli.supervisor.welcome import Asker, not_taken_in, require_welcome
+from cli.supervisor.processes.by_pid import STOP_SIGNALS, start_time
+from cli.supervisor.processes.children import Children
+from cli.supervisor.told.progress import Progress, ready_text, ready_text_elsewhere
+from cli.supervisor.told.readiness import absent_hosts, unready_reason
+from cli.supervisor.told.record import SupervisionRecord
+from cli.supervisor.told.registry_watch import RegistryWatch
 from mesh.address import Address, Endpoint
 from mesh.errors import BindError, MeshError, Superseded
 from mesh.membership.proof import HostSecret

@@ -154,7 +154,8 @@ class PrefixCache:
     def _find(self, token_ids: Sequence[int], extra_key: str) -> TreeMatch:
         # One token less than there are: with all of them cached there would be no logits to sample the next one from.
         usable = max(0, (len(token_ids) - 1) // self.page_size * self.page_size)
-        # The same call as in `nodes/tokenizer/routing.py`: with another root there, no prompt is sent to what is here.
+        # The same call as in `nodes/tokenizer/routing/core.py`: with another root there, no prompt is sent to what is
+        # here.
         return self.blocks.tree.match_prefix(root_hash(extra_key), pack_tokens(token_ids[:usable]))
 
     def _hold(self, node: Node, pages: list[int], extra_key: str) -> BlockTable:

@@ -4,7 +4,7 @@
 them into data, and `Reader` turns that data back into events. Every value keeps its type by name. Only classes of
 modules that the reader names can be made, so a forged log can build nothing else.
 
-    struct, named tuple    {"_": "nodes.gateway.events.Opened", field: value, …}
+    struct, named tuple    {"_": "nodes.gateway.requests.events.Opened", field: value, …}
     bytes                  {"_": "bytes", "size": 12}          their content is never written
     anything else          {"_": "object", "number": 3}        for example a call: one object, one number
 """

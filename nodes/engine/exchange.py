@@ -12,7 +12,7 @@ import msgspec
 
 from nodes.engine.event_buffer import EventBuffer
 from nodes.gateway.errors import ApiError, BadRequest, Internal, TimedOut, TooManyRequests, Unavailable
-from nodes.gateway.http_call import PIECES, HttpCall
+from nodes.gateway.http.call import PIECES, HttpCall
 
 _EVENT: Final = b"data: "
 _DONE: Final = b"[DONE]"
@@ -23,7 +23,7 @@ class Exchange:
     """A request with `body` to `path`. A streamed answer goes into `events`, a whole one is `answer` in the end.
 
     `shown` makes of an event what readers see. After `has_begun` an error is part of the stream, and final.
-    Implements `nodes.gateway.http_call.PieceWriter`.
+    Implements `nodes.gateway.http.call.PieceWriter`.
     """
 
     def __init__(

@@ -21,18 +21,18 @@ from mesh.transport.zeromq_binding import ZeroMQOptions
 from nodes.engine.event_buffer import EventBuffer
 from nodes.engine.exchange import Exchange
 from nodes.engine.startup import Begun
-from nodes.gateway.bodies import BodyBudget
-from nodes.gateway.completions import CompletionEndpoint
+from nodes.gateway.answers.surface import Surface
+from nodes.gateway.calls.completions import CompletionEndpoint
+from nodes.gateway.calls.job_endpoint import JobEndpoint
+from nodes.gateway.calls.observer import HttpObserver
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import ApiError, BadRequest, Internal
-from nodes.gateway.fingerprint import fingerprint_of
-from nodes.gateway.job_endpoint import JobEndpoint
+from nodes.gateway.http.bodies import BodyBudget
+from nodes.gateway.jobs.validation import Validator
 from nodes.gateway.local import LocalGateway
-from nodes.gateway.observer import HttpObserver
+from nodes.gateway.shown.fingerprint import fingerprint_of
 from nodes.gateway.surfaces.chat import CHAT
 from nodes.gateway.surfaces.generate.surface import GENERATE
-from nodes.gateway.surfaces.surface import Surface
-from nodes.gateway.validation import Validator
 
 SURFACES: Final[tuple[Surface, ...]] = (CHAT, GENERATE)
 """The routes that generate which an engine asks, beside those for vectors."""
@@ -133,7 +133,7 @@ class Seat:
             self._observer.failed(call.names, error)
             raise
         except Exception as error:
-            # As at the boundary of a route (`nodes/gateway/endpoint.py`): one call must not take others with it.
+            # As at the boundary of a route (`nodes/gateway/calls/endpoint.py`): one call must not take others with it.
             answer = Internal("The gateway failed to serve this request; its log says how.")
             self._observer.broke(call.names, error, answer)
             raise answer from error

@@ -1,19 +1,19 @@
-"""The gateway process: clients over HTTP on one side, the mesh on the other. Decides nothing; see `core.py`."""
+"""The gateway process: clients over HTTP on one side, the mesh on the other. `requests/core.py` decides."""
 
 from pathlib import Path
 
 from typing_extensions import override
 
 from mesh.actor import Call
-from nodes.gateway.authorization import Authorization
-from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.calls.observer import HttpObserver
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.http import GatewayApp
+from nodes.gateway.http.authorization import Authorization
+from nodes.gateway.http.bodies import BodyBudget
+from nodes.gateway.http.server import HttpServer, bind
 from nodes.gateway.local import LocalGateway
-from nodes.gateway.observer import HttpObserver
 from nodes.gateway.page.feed import MeshFeed
-from nodes.gateway.scrape import Scraper
-from nodes.gateway.server import HttpServer, bind
+from nodes.gateway.routes.app import GatewayApp
+from nodes.gateway.shown.scrape import Scraper
 from nodes.gateway.surfaces.responses.kept import KeptResponses
 from nodes.protocol import ReadResponse, ResponseIs
 

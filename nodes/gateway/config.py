@@ -1,12 +1,13 @@
 """Settings of one gateway, made by `cli` from the topology: where it listens, what it serves, every limit it keeps."""
 
+from typing import Literal
+
 import msgspec
 
 from nodes.asks import LogprobsOf
 from nodes.context_length import ServedContext
 from nodes.gateway.clients import read_networks
 from nodes.gateway.parsers import ParserUnusable, check_names
-from nodes.gateway.records.request_log import RequestLog
 from nodes.model_spec import Quantization
 from nodes.models.fill_in import FillIn
 from nodes.models.pooling import Pooling
@@ -18,6 +19,10 @@ _GIVEN = {
     "score": "scores: ask /score, /rerank or /classify",
     "yes_no": "scores: ask /score, /rerank or /classify",
 }
+
+
+RequestLog = Literal["all", "slow", "errors", "none"]
+"""Which calls get a line in the request log."""
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):

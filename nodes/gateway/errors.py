@@ -18,7 +18,8 @@
       Unavailable       503     with Retry-After
       TimedOut          504     request_timeout
 
-Raised by validation and the routes; written by `http_call.py` as a response, or by `sse.py` as a stream's last event.
+Raised by validation and the routes; written by `http/call.py` as a response, or by `answers/sse.py` as a stream's last
+event.
 """
 
 import re
@@ -27,7 +28,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from nodes.gateway.events import Failure
+from nodes.gateway.requests.events import Failure
 from nodes.protocol.attempts import OVER_SHARE
 
 NameOf = Callable[[str], str]

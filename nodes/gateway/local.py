@@ -12,7 +12,7 @@ from mesh.wire.frames import PeerDown
 from nodes.actor_figures import CALLS_IN_FLIGHT
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.control.aborts import Aborts
-from nodes.gateway.events import GroupAway
+from nodes.gateway.requests.events import GroupAway
 from nodes.gateway.service import DrawSeed, GatewayService, draw_secret_seed
 from nodes.protocol import AbortRequests, AttemptFailed, Pooled, PromptRead, RequestsAborted, TextBatch, WorkerAway
 from nodes.protocol.records import CallsFound, FindCalls

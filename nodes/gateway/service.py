@@ -1,7 +1,7 @@
 """Performs what the core decides: asks, tells, and hands output to the writer of its call.
 
-This is the gateway without HTTP: `http.py` drives it for clients, a simulation drives it directly. Owned by the actor;
-all calls are made on the event loop's thread.
+This is the gateway without HTTP: `routes/app.py` drives it for clients, a simulation drives it directly. Owned by the
+actor; all calls are made on the event loop's thread.
 """
 
 import asyncio
@@ -21,13 +21,22 @@ from mesh.runtime.driver import CoreDriver
 from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Channel
 from nodes.api_keys.entries import ApiKey
-from nodes.gateway.answer_form import form_of
-from nodes.gateway.asked_once import AskedOnce
+from nodes.gateway.admission.in_flight import InFlight, Place
+from nodes.gateway.admission.key_use import KeyUse
+from nodes.gateway.admission.named_calls import NamedCalls
+from nodes.gateway.asked.answer_form import form_of
+from nodes.gateway.asked.asked_once import AskedOnce
+from nodes.gateway.asked.vocabulary import vocabulary_of
 from nodes.gateway.clients import NOBODY, Client
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.core import GatewayCore
 from nodes.gateway.errors import ApiError, BadRequest, Internal, TooManyRequests, Unavailable, error_from
-from nodes.gateway.events import (
+from nodes.gateway.jobs.fan_out import fan_out
+from nodes.gateway.jobs.validation import Job
+from nodes.gateway.records.account import RequestAccount
+from nodes.gateway.records.call_log import CallTrack
+from nodes.gateway.request_names import UNNAMED, RequestNames
+from nodes.gateway.requests.core import GatewayCore
+from nodes.gateway.requests.events import (
     Aborted,
     Accepted,
     AskAlive,
@@ -58,18 +67,9 @@ from nodes.gateway.events import (
     Suspect,
     Tick,
 )
-from nodes.gateway.fan_out import fan_out
-from nodes.gateway.in_flight import InFlight, Place
-from nodes.gateway.key_use import KeyUse
-from nodes.gateway.named_calls import NamedCalls
-from nodes.gateway.outputs import CallOutput, Generation
-from nodes.gateway.records.call_log import CallTrack
-from nodes.gateway.records.sample_log import SampleSoFar
-from nodes.gateway.request_account import RequestAccount
-from nodes.gateway.request_names import UNNAMED, RequestNames
-from nodes.gateway.scheduler_view import SchedulerView
-from nodes.gateway.validation import Job
-from nodes.gateway.vocabulary import vocabulary_of
+from nodes.gateway.requests.outputs import CallOutput, Generation
+from nodes.gateway.requests.sample_log import SampleSoFar
+from nodes.gateway.requests.scheduler_view import SchedulerView
 from nodes.protocol import (
     AttemptsCancelled,
     AttemptsSubmitted,

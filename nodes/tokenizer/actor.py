@@ -40,15 +40,11 @@ from nodes.protocol import (
 from nodes.redaction import PromptRedactor
 from nodes.request import VECTORS
 from nodes.roles import KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, TOKENIZER
-from nodes.tokenizer.ask_checks import AskChecks
-from nodes.tokenizer.chat_template import ChatRequest
+from nodes.tokenizer.child.ask_checks import AskChecks
+from nodes.tokenizer.child.rendering import ChildRenderer, InlineRenderer, Renderer
 from nodes.tokenizer.config import TokenizerConfig
-from nodes.tokenizer.description import describe_tokenizer
-from nodes.tokenizer.encoding import TextEncoder, load_encoder
 from nodes.tokenizer.errors import ContextLengthExceeded, InvalidRequest, PrepareError, TemplateError
-from nodes.tokenizer.long_texts import LongTexts
-from nodes.tokenizer.rendering import ChildRenderer, InlineRenderer, Renderer
-from nodes.tokenizer.routing import (
+from nodes.tokenizer.routing.core import (
     CacheChanged,
     CacheUnknown,
     Command,
@@ -60,7 +56,11 @@ from nodes.tokenizer.routing import (
     PeerDied,
     RoutingCore,
 )
-from nodes.tokenizer.truncation import Truncation
+from nodes.tokenizer.templates.chat_template import ChatRequest
+from nodes.tokenizer.texts.description import describe_tokenizer
+from nodes.tokenizer.texts.encoding import TextEncoder, load_encoder
+from nodes.tokenizer.texts.long_texts import LongTexts
+from nodes.tokenizer.texts.truncation import Truncation
 
 _TEMPLATE_CHARS: Final = 1 << 16
 """Room for a template's own text when tokens are only counted."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.supervisor.mesh_directory import MeshDirectory
+from cli.supervisor.kept.mesh_directory import MeshDirectory
 from tests.cli.machines import Machine
 
 

@@ -3,8 +3,8 @@
 import os
 from typing import Any, Protocol
 
-from cli.supervisor.mesh_directory import Manifest, MeshDirectory, ProcessRecord, segment_prefix
-from cli.supervisor.processes import start_time
+from cli.supervisor.kept.mesh_directory import Manifest, MeshDirectory, ProcessRecord, segment_prefix
+from cli.supervisor.processes.by_pid import start_time
 
 PREFIX = segment_prefix(os.getuid(), "m")
 NO_PID = 2**22 - 1

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cli.protocol import TakeAllowList
 from cli.supervisor.actor import SupervisorActor
-from cli.supervisor.allow_list import Telling
+from cli.supervisor.hosts.allow_list import Telling
 from mesh.address import Address, Endpoint
 from mesh.errors import RemoteError
 from mesh.membership.keys import HostKey

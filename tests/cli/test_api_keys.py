@@ -19,8 +19,8 @@ from cli.plan.role_configs import overlay
 from cli.plan.settings import Settings, foreign_variables, load_settings
 from cli.plan.topology import plan_topology
 from cli.protocol import ActorList
-from cli.supervisor.progress import ready_text
-from cli.supervisor.role import exit_code_of
+from cli.supervisor.forks.role import exit_code_of
+from cli.supervisor.told.progress import ready_text
 from nodes.api_keys.entries import BadApiKeys, read_lines, sha256_of
 from nodes.api_keys.file import read_key_file, write_key_file
 from nodes.gateway.config import GatewayConfig

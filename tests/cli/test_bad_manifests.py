@@ -12,10 +12,10 @@ from cli.client import find_mesh
 from cli.commands.down import down
 from cli.commands.ps import ps
 from cli.errors import AlreadyRunning, BadManifest, CliError, NotRunning
-from cli.supervisor import processes
-from cli.supervisor.mesh_directory import MeshDirectory, segment_prefix
-from cli.supervisor.processes import Process, is_alive, open_process, start_time
-from cli.supervisor.sweep import kill_all, sweep
+from cli.supervisor.kept.mesh_directory import MeshDirectory, segment_prefix
+from cli.supervisor.kept.sweep import kill_all, sweep
+from cli.supervisor.processes import by_pid as processes
+from cli.supervisor.processes.by_pid import Process, is_alive, open_process, start_time
 from tests.cli.manifests import PREFIX, manifest, record
 from tests.cli.refused import refused
 

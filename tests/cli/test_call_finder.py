@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from cli.supervisor.call_finder import find_calls, find_notes
+from cli.supervisor.hosts.call_finder import find_calls, find_notes
 from mesh.address import Address, Endpoint
 from mesh.errors import DeadlineExceeded
 from mesh.membership.view import Member

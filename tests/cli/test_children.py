@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.supervisor import children as children_module
-from cli.supervisor import processes
-from cli.supervisor.children import Children, actor_environment, spawn_process
-from cli.supervisor.processes import Process
+from cli.supervisor.processes import by_pid as processes
+from cli.supervisor.processes import children as children_module
+from cli.supervisor.processes.by_pid import Process
+from cli.supervisor.processes.children import Children, actor_environment, spawn_process
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ async def test_waiting_for_a_death_that_does_not_come(children):
 
 
 def test_the_name_that_ps_shows():
-    naming = "from cli.supervisor.children import name_process; name_process('worker-decode-0-long')"
+    naming = "from cli.supervisor.processes.children import name_process; name_process('worker-decode-0-long')"
     program = f"{naming}; print(open('/proc/self/comm').read())"
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert output.strip() == "worker-decode-0"
@@ -165,7 +165,7 @@ def test_actors_find_the_modules_of_a_checkout_and_none_of_the_working_directory
     environment = actor_environment(1)
     assert environment["PYTHONPATH"] == os.pathsep.join(filter(None, [root, given]))
     (tmp_path / "cli.py").touch()
-    program = "import cli.supervisor.children as found; print(found.__file__)"
+    program = "import cli.supervisor.processes.children as found; print(found.__file__)"
     ran = subprocess.run(
         [sys.executable, "-c", program], env=environment, cwd=tmp_path, check=True, capture_output=True, text=True
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cli.supervisor.cut_calls import GATEWAY_DIED, LEFT_BEHIND, dead_gateways, end_calls, read_cut_calls
+from cli.supervisor.kept.cut_calls import GATEWAY_DIED, LEFT_BEHIND, dead_gateways, end_calls, read_cut_calls
 from cli.trace.lines import read_calls
 from cli.trace.text import row, story
 from mesh.address import Address

@@ -23,7 +23,7 @@ from cli.plan.settings import KVSettings, Settings, SupervisionSettings
 from cli.plan.topology import Machine, plan_topology
 from cli.supervisor import device_memory
 from cli.supervisor.device_memory import ask_device, ask_devices, device_id
-from cli.supervisor.role import exit_code_of
+from cli.supervisor.forks.role import exit_code_of
 from kvstore.errors import (
     DeviceExhaustedMemory,
     DeviceFault,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.supervisor.exits import Exit, Exits, describe_exit, kernel_counts
+from cli.supervisor.processes.exits import Exit, Exits, describe_exit, kernel_counts
 
 KILLED = -signal.SIGKILL
 

@@ -14,7 +14,7 @@ from cli.hub.name import HubName, parse_hub_name
 from cli.main import app
 from cli.plan.model import plan_model
 from cli.plan.settings import Settings
-from cli.supervisor.progress import Progress
+from cli.supervisor.told.progress import Progress
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.model_spec.weight_index import expected_shapes
 from tests.cli.launches import ids_of

@@ -18,16 +18,16 @@ from cli.plan.settings import Settings, SupervisionSettings
 from cli.plan.topology import ActorLaunch
 from cli.protocol import RestartActors, Restarting
 from cli.supervisor import keeper as keeper_module
-from cli.supervisor import mesh_directory
-from cli.supervisor import starter as starter_module
 from cli.supervisor.actor import SupervisorActor
+from cli.supervisor.forks import starter as starter_module
 from cli.supervisor.keeper import Listeners, ProcessKeeper
+from cli.supervisor.kept import mesh_directory
+from cli.supervisor.kept.log_files import LastLines
+from cli.supervisor.kept.manifest_file import ManifestFile
+from cli.supervisor.kept.mesh_directory import MeshDirectory, StartError
 from cli.supervisor.kept_actor import KeptActor
-from cli.supervisor.log_files import LastLines
-from cli.supervisor.manifest_file import ManifestFile
-from cli.supervisor.mesh_directory import MeshDirectory, StartError
-from cli.supervisor.processes import Process
-from cli.supervisor.refusals import NotGiven, NotRecordable
+from cli.supervisor.processes.by_pid import Process
+from cli.supervisor.told.refusals import NotGiven, NotRecordable
 from mesh.address import Address, Endpoint
 from mesh.membership.proof import HostSecret
 from mesh.membership.view import DRAINING, READY, Member

@@ -16,8 +16,8 @@ from cli.errors import NotRunning, TryAgain, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.log_lines import parse_since, read_lines, to_text
 from cli.protocol import LogList, ReadLogs
-from cli.supervisor.log_files import LogFolder, rotate
-from cli.supervisor.mesh_directory import MeshDirectory
+from cli.supervisor.kept.log_files import LogFolder, rotate
+from cli.supervisor.kept.mesh_directory import MeshDirectory
 from mesh.runtime.run_directory import HostRecord
 
 START = datetime(2026, 3, 1, 12, 0, 0)

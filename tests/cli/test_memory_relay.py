@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.supervisor.memory_relay import relay
+from cli.supervisor.hosts.memory_relay import relay
 from mesh.address import Endpoint
 from mesh.errors import MeshError, PeerLost, RemoteError
 from mesh.membership.view import READY, Member, Membership

@@ -5,10 +5,11 @@ import pytest
 
 from cli.commands import run as run_command
 from cli.errors import AlreadyRunning, CliError
-from cli.supervisor import mesh_directory, role
-from cli.supervisor.mesh_directory import MeshDirectory, StartError, segment_prefix
-from cli.supervisor.processes import Process, open_process, start_time, wait_dead
-from cli.supervisor.sweep import kill_all, sweep
+from cli.supervisor.forks import role
+from cli.supervisor.kept import mesh_directory
+from cli.supervisor.kept.mesh_directory import MeshDirectory, StartError, segment_prefix
+from cli.supervisor.kept.sweep import kill_all, sweep
+from cli.supervisor.processes.by_pid import Process, open_process, start_time, wait_dead
 from mesh.address import Address
 from mesh.errors import ActorFailed, CoreFailed, DrainFailed
 from mesh.runtime.run_directory import HostRecord

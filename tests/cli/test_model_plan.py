@@ -15,7 +15,7 @@ from cli.plan.model import names_hub, plan_model
 from cli.plan.settings import KVSettings, Settings
 from cli.plan.spec import host_spec, shared_settings
 from cli.plan.topology import plan_topology
-from cli.supervisor.progress import Progress
+from cli.supervisor.told.progress import Progress
 from nodes.model_spec import WeightsChanged, file_hash, resolve_model
 from nodes.model_spec.file_hash import FileHasher
 from nodes.model_spec.hash_cache import forget_hashes

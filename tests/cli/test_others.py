@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cli.protocol import ActorList, ActorStatus, ListActors
-from cli.supervisor import others
-from cli.supervisor.others import until_others_are_done
+from cli.supervisor.hosts import others
+from cli.supervisor.hosts.others import until_others_are_done
 from mesh.address import Address, Endpoint
 from mesh.errors import DeadlineExceeded
 from mesh.membership.view import READY, Member

@@ -6,7 +6,7 @@ import pytest
 
 from cli.plan.hosts import HostSettings
 from cli.plan.settings import Settings
-from cli.supervisor.readiness import absent_hosts, unready_reason
+from cli.supervisor.told.readiness import absent_hosts, unready_reason
 from mesh.address import Endpoint
 from mesh.membership.view import Member, Membership
 from mesh.testing.ports import free_port

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import structlog
 
-from cli.supervisor.exits import Exit
-from cli.supervisor.progress import Progress
-from cli.supervisor.record import SupervisionRecord
+from cli.supervisor.processes.exits import Exit
+from cli.supervisor.told.progress import Progress
+from cli.supervisor.told.record import SupervisionRecord
 from mesh.runtime.telemetry import Metrics
 from mesh.supervision.core import Supervisor
 from mesh.supervision.events import (

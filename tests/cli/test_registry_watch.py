@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from cli.supervisor.registry_watch import RegistryWatch
+from cli.supervisor.told.registry_watch import RegistryWatch
 from mesh.address import Address
 
 WAITS = "host p is waiting for the registry at tcp://10.0.0.1:7400"

@@ -14,8 +14,8 @@ from cli.errors import BadModel, CliError
 from cli.exit_codes import FATAL_EXITS, ExitCode
 from cli.output import duration, print_json, print_table
 from cli.plan.role_configs import BUILT_IN
-from cli.supervisor.log_files import rotate
-from cli.supervisor.progress import READY_MARK, Progress, ready_text
+from cli.supervisor.kept.log_files import rotate
+from cli.supervisor.told.progress import READY_MARK, Progress, ready_text
 from mesh.membership.view import SUPERVISOR
 from nodes import roles
 from nodes.amounts import amount

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cli.supervisor.refusals import NoAgent, UnknownStore
-from cli.supervisor.store_relay import find_fates, flush_stores, list_stores
+from cli.supervisor.hosts.store_relay import find_fates, flush_stores, list_stores
+from cli.supervisor.told.refusals import NoAgent, UnknownStore
 from mesh.address import Address, Endpoint
 from mesh.errors import DeadlineExceeded, RemoteError
 from mesh.membership.view import Member

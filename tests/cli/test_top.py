@@ -16,7 +16,7 @@ from cli.errors import NotRunning
 from cli.exit_codes import ExitCode
 from cli.protocol import ActorList, ListActors
 from cli.supervisor.actor import SupervisorActor
-from cli.supervisor.processes import proportional_bytes
+from cli.supervisor.processes.by_pid import proportional_bytes
 from cli.top_screen import Memory, Section, calls_section, head_lines, screen, sections
 from mesh.address import Address
 from nodes.actor_figures import ActorFigures

@@ -14,7 +14,7 @@ from cli.errors import AlreadyRunning, BadConfig, BadKeys, CannotBind, HostTaken
 from cli.plan.hosts import HostSettings
 from cli.plan.settings import Settings
 from cli.plan.token import JoinToken
-from cli.supervisor.welcome import Asker, not_taken_in, require_welcome
+from cli.supervisor.hosts.welcome import Asker, not_taken_in, require_welcome
 from mesh.actor import Actor
 from mesh.address import Address, Endpoint
 from mesh.errors import WrongMesh

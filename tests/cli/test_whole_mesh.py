@@ -10,11 +10,11 @@ import pytest
 
 from cli.plan.names import supervisor_id
 from cli.protocol import ActorList, ActorStatus, ListActors, RestartActors, Restarting, StopMesh, Stopping
-from cli.supervisor import whole_restart, whole_stop
-from cli.supervisor.refusals import Refused
-from cli.supervisor.whole_mesh import UNKNOWN, clock_notes, joined, list_whole_mesh
-from cli.supervisor.whole_restart import WholeRestart
-from cli.supervisor.whole_stop import stop_whole_mesh
+from cli.supervisor.hosts import whole_restart, whole_stop
+from cli.supervisor.hosts.whole_mesh import UNKNOWN, clock_notes, joined, list_whole_mesh
+from cli.supervisor.hosts.whole_restart import WholeRestart
+from cli.supervisor.hosts.whole_stop import stop_whole_mesh
+from cli.supervisor.told.refusals import Refused
 from mesh.address import Address, Endpoint, host_of
 from mesh.errors import PeerLost
 from mesh.membership.view import READY, SUPERVISOR, Member

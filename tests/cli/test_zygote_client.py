@@ -8,14 +8,14 @@ import signal
 import msgspec
 import pytest
 
-from cli.supervisor import zygote_client
-from cli.supervisor.children import Children
-from cli.supervisor.exits import Exits
-from cli.supervisor.log_files import LastLines
-from cli.supervisor.processes import STOP_SIGNALS, Process
-from cli.supervisor.role import RoleRun
-from cli.supervisor.zygote import Forked, ForkFailed, ZygoteReady
-from cli.supervisor.zygote_client import ZygoteClient
+from cli.supervisor.forks import zygote_client
+from cli.supervisor.forks.role import RoleRun
+from cli.supervisor.forks.zygote import Forked, ForkFailed, ZygoteReady
+from cli.supervisor.forks.zygote_client import ZygoteClient
+from cli.supervisor.kept.log_files import LastLines
+from cli.supervisor.processes.by_pid import STOP_SIGNALS, Process
+from cli.supervisor.processes.children import Children
+from cli.supervisor.processes.exits import Exits
 
 RUN = RoleRun(mesh="m", role="worker", actor_id="w", epoch=1, config={})
 READY = msgspec.msgpack.encode(ZygoteReady(import_s=0.5))

@@ -224,7 +224,7 @@ def test_what_it_sends_is_all_known(served: Any) -> None:
     """The package's own fields are either served, neutral, or refused by name; none is taken for unknown."""
     from nodes.gateway.config import GatewayConfig
     from nodes.gateway.errors import BadRequest
-    from nodes.gateway.validation import Validator
+    from nodes.gateway.jobs.validation import Validator
 
     chat, text = openai.resources.chat.completions.Completions, openai.resources.completions.Completions
     validator = Validator(GatewayConfig(model_name="bytes", context_length=10))

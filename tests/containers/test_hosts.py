@@ -12,7 +12,7 @@ import pytest
 from benchmarks.containers.mesh import DECODE, HEAD, HOSTS, PREFILL, TOPOLOGY, HostMesh
 from benchmarks.containers.world import World, may_cut_packets, wait_until
 from cli.chaos.held import held
-from nodes.tokenizer.routing import LOST_S
+from nodes.tokenizer.routing.core import LOST_S
 from tests.chaos.streams import NUM_CLIENTS, Answer, Wave, bodies, differences
 
 pytestmark = [pytest.mark.containers, pytest.mark.chaos, pytest.mark.timeout(600)]

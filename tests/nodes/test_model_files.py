@@ -16,8 +16,8 @@ from nodes.model_spec.checkpoint_files import INDEX_FILE, SINGLE_FILE, SMALL_FIL
 from nodes.model_spec.end_tokens import describe_ends, with_vocabulary
 from nodes.model_spec.template_files import require_template
 from nodes.model_spec.vocabulary import load_tokenizer, vocabulary_facts
-from nodes.tokenizer.encoding import load_encoder
 from nodes.tokenizer.errors import InvalidTokenId
+from nodes.tokenizer.texts.encoding import load_encoder
 from tests.nodes.checkpoints import LLAMA, write_model, write_modules
 
 CHATS = [{"role": "user", "content": "hi"}]

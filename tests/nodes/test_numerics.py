@@ -9,9 +9,9 @@ from structlog.testing import capture_logs
 from mesh.address import Endpoint
 from mesh.membership.view import Member, Membership
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.events import SchedulersChanged
 from nodes.gateway.page.shown import mesh_shown
-from nodes.gateway.scheduler_view import SchedulerView
+from nodes.gateway.requests.events import SchedulersChanged
+from nodes.gateway.requests.scheduler_view import SchedulerView
 from nodes.numerics import Bits, kernels_note, numerics_note, quantization_note, scheduler_bits, weights_note
 
 NOTE = "worker groups compute with different numerics, so their results are not bit-identical: g-a, g-c (x); g-b (<y>)"

@@ -24,7 +24,7 @@ from cli.errors import CliError
 from cli.plan.limits import LEAST
 from cli.plan.settings import load_settings
 from cli.protocol import ActorList, ListActors
-from cli.supervisor.progress import Progress
+from cli.supervisor.told.progress import Progress
 from mesh.runtime import process_limits
 from nodes import Engine
 from nodes.engine.errors import StartFailed

@@ -14,15 +14,15 @@ from mesh.address import Address
 from nodes.asks.grammar import Grammar
 from nodes.asks.grammar_text import grammar_of, limits
 from nodes.detokenizer.incremental import DecoderFactory
-from nodes.gateway.answer_form import AnswerForm, form_of
-from nodes.gateway.answers import Answers, Joined
+from nodes.gateway.asked.answer_form import AnswerForm, form_of
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.constraints import after_reasoning, with_calls
-from nodes.gateway.validation import Validator
+from nodes.gateway.jobs.answer_events import Answers, Joined
+from nodes.gateway.jobs.constraints import after_reasoning, with_calls
+from nodes.gateway.jobs.validation import Validator
 from nodes.model_spec.token_bytes import added_ids
 from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.protocol import PROMPT_TAIL_CHARS, TemplateIs
-from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
+from nodes.tokenizer.templates.chat_template import ChatRequest, ChatTemplate
 from tests.nodes.gateway.parsers.test_published_templates import published
 from tests.real_models.folders import folder_of, spec_of
 

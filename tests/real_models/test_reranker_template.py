@@ -12,8 +12,8 @@ from nodes.gateway.config import GatewayConfig
 from nodes.gateway.surfaces.vectors.form import FormReader
 from nodes.gateway.surfaces.vectors.routes import VECTORS
 from nodes.models.pooling import Pooling
-from nodes.tokenizer.encoding import load_encoder
-from nodes.tokenizer.truncation import Truncation
+from nodes.tokenizer.texts.encoding import load_encoder
+from nodes.tokenizer.texts.truncation import Truncation
 from tests.real_models.folders import folder_of, spec_of
 
 pytestmark = [pytest.mark.real_models, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]

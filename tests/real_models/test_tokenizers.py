@@ -13,9 +13,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from nodes.detokenizer.incremental import DecoderFactory
 from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.models.spec import ModelSpec
-from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
-from nodes.tokenizer.encoding import TextEncoder, load_encoder
 from nodes.tokenizer.errors import PrepareError
+from nodes.tokenizer.templates.chat_template import ChatRequest, ChatTemplate
+from nodes.tokenizer.texts.encoding import TextEncoder, load_encoder
 from tests.real_models.folders import folder_of, spec_of
 from tests.real_models.texts import CHATS, TOKENIZED
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from nodes.gateway.unsupported import NEUTRAL_VALUES
+from nodes.gateway.fields.unsupported import NEUTRAL_VALUES
 
 Schema = dict[str, Any]
 

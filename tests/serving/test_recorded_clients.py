@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from nodes.gateway.body_reader import BodyReader
-from nodes.gateway.openai_types import CHAT_BODY
+from nodes.gateway.fields.body_reader import BodyReader
+from nodes.gateway.fields.openai_types import CHAT_BODY
 from nodes.gateway.surfaces.responses.translation import read, translate
 from tests.nodes.gateway.messages.anthropic_events import events_of as messages_events_of
 from tests.nodes.gateway.messages.anthropic_events import message_of

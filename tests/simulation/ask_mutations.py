@@ -20,7 +20,7 @@ from nodes.scheduler.handoff.handoff import Handoff
 from nodes.scheduler.rpc_handlers import RpcHandlers
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.worker_link.pipeline import Pipeline
-from nodes.tokenizer.routing import RoutingCore
+from nodes.tokenizer.routing.core import RoutingCore
 from nodes.worker.executor import echo
 from nodes.worker.steps import sequence_table
 from nodes.worker.steps.sequence_table import OpenSequence, SequenceTable

@@ -19,7 +19,7 @@ from kvstore.store.files import Page
 from kvstore.store.heads import Head, are_sound, decode_heads, encode_heads
 from kvstore.store.place import HEAD_BYTES, StoreIdentity
 from mesh.testing.processes import RUNNING_PROCESS
-from nodes.gateway.cache_scope import scope_of
+from nodes.gateway.fields.cache_scope import scope_of
 from tests.kvstore.store.faulty_files import FaultyFiles, Killed, SteppedLane
 
 PAGE_SIZE = 16

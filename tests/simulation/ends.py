@@ -19,7 +19,7 @@ from cli.plan.role_configs import BUILT_IN
 from cli.protocol import ActorList, ActorStatus
 from cli.supervisor import actor as supervisor
 from cli.supervisor.actor import SupervisorActor
-from cli.supervisor.others import SHARED
+from cli.supervisor.hosts.others import SHARED
 from mesh.address import Address, Endpoint
 from mesh.membership.view import READY
 from mesh.simulation.faults import Faults
@@ -42,7 +42,7 @@ from mesh.supervision.events import (
 )
 from mesh.testing.processes import ProcessState
 from nodes.gateway.errors import ApiError, error_from
-from nodes.gateway.requests import Phase
+from nodes.gateway.requests.log import Phase
 from nodes.gateway.service import GatewayService
 from nodes.scheduler.actor import SchedulerActor
 from nodes.scheduler.core import SchedulerCore

@@ -6,8 +6,8 @@ By the suite that has to see them; how they are planted, and why by private name
 import os
 from typing import Any
 
-from cli.supervisor import allow_list
-from cli.supervisor.allow_list import AllowListPush, Telling
+from cli.supervisor.hosts import allow_list
+from cli.supervisor.hosts.allow_list import AllowListPush, Telling
 from kvstore.transfer.paired import transport
 from kvstore.transfer.paired.pair import Finished, Pair
 from mesh.calls import persistent_ask

@@ -4,14 +4,14 @@ from typing import Any
 
 import msgspec
 
-from nodes.gateway.core import GatewayCore
-from nodes.gateway.events import Failure, MoveChosen
-from nodes.gateway.peers import Peers
-from nodes.gateway.requests import RequestState
+from nodes.gateway.requests.core import GatewayCore
+from nodes.gateway.requests.events import Failure, MoveChosen
+from nodes.gateway.requests.log import RequestState
+from nodes.gateway.requests.peers import Peers
 from nodes.numerics import Bits
 from nodes.protocol import ChooseMoves, Route
 from nodes.scheduler.worker_link.pipeline import Pipeline
-from nodes.tokenizer.routing import RoutingCore
+from nodes.tokenizer.routing.core import RoutingCore
 from tests.simulation.planting import bug, returns
 
 

@@ -21,10 +21,10 @@ from mesh.membership.view import MemberChange, Membership
 from nodes.asks import ASK_NAMES, asked
 from nodes.asks.min_tokens import MinTokens
 from nodes.detokenizer.core import Step
-from nodes.gateway.cancels import CancelLedger
-from nodes.gateway.core import GatewayCore
-from nodes.gateway.peers import Peers
-from nodes.gateway.requests import Phase, RequestState
+from nodes.gateway.requests.cancels import CancelLedger
+from nodes.gateway.requests.core import GatewayCore
+from nodes.gateway.requests.log import Phase, RequestState
+from nodes.gateway.requests.peers import Peers
 from nodes.gateway.service import GatewayService
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.events import Reply

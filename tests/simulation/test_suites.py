@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from nodes.gateway.requests import RequestState
+from nodes.gateway.requests.log import RequestState
 from tests.simulation.mutations import FIRST_LOST, GATHERED_LONGER, OPENED_LATE, SCENARIO
 from tests.simulation.planting import MOST_SEEDS, Where, around, first_caught
 from tests.simulation.scenario import run_seed

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from nodes.gateway.core import GatewayCore
-from nodes.gateway.events import End
-from nodes.gateway.requests import RequestState
+from nodes.gateway.requests.core import GatewayCore
+from nodes.gateway.requests.events import End
+from nodes.gateway.requests.log import RequestState
 from nodes.request import TOKENS, VECTOR_KINDS
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.sequence import Sequence

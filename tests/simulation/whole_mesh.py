@@ -30,13 +30,13 @@ from nodes.asks import RowReads
 from nodes.asks.prompt_logprobs import PromptLogprobs
 from nodes.detokenizer.actor import DetokenizerActor
 from nodes.detokenizer.config import DetokenizerConfig
+from nodes.gateway.admission.in_flight import Place
 from nodes.gateway.clients import Client
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.in_flight import Place
+from nodes.gateway.jobs.validation import Job, TokenFields, Validator
 from nodes.gateway.local import LocalGateway
-from nodes.gateway.outputs import Generation
 from nodes.gateway.request_names import RequestNames
-from nodes.gateway.validation import Job, TokenFields, Validator
+from nodes.gateway.requests.outputs import Generation
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import KVAgentConfig, PoolConfig
 from nodes.model_spec import resolve_model

@@ -19,7 +19,7 @@ EVERYTHING = SOURCES + sorted(
 )
 
 TORCH_FOLDERS = ("nodes/worker/",)
-TORCH_FILES = ("cli/supervisor/zygote.py",)
+TORCH_FILES = ("cli/supervisor/forks/zygote.py",)
 CUPY_FILES = (
     "kvstore/pool/cuda/memory.py",
     "kvstore/transfer/paired/nccl.py",

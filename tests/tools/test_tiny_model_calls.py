@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from nodes.gateway.parsers import make_parser
 from nodes.gateway.parsers.templates import parser_of_template
-from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
 from nodes.tokenizer.errors import TemplateError
+from nodes.tokenizer.templates.chat_template import ChatRequest, ChatTemplate
 from tests.nodes.gateway.parsers.whole import whole_answer
 from tools.tiny_model.agent_loop import LoopScore, before_calls, calls_of, held_out_loops, run_loops
 from tools.tiny_model.calling import TOOL_FAMILIES

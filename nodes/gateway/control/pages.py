@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from nodes.gateway.bodies import BodyBudget
-from nodes.gateway.body_reader import BodyReader
+from nodes.gateway.calls.observer import HttpObserver
 from nodes.gateway.control.aborts import Aborts
 from nodes.gateway.control.cache import CacheControl
 from nodes.gateway.control.info import Loads, WeightVersion, load_of, model_info, server_info, tokens_of
@@ -19,15 +18,16 @@ from nodes.gateway.control.load import load_of_mesh, whole_load
 from nodes.gateway.control.memory import TAGS, MemoryControl
 from nodes.gateway.control.permission import check_control, may_control
 from nodes.gateway.errors import BadRequest, NotYet
-from nodes.gateway.http_call import HttpCall
-from nodes.gateway.observer import HttpObserver
-from nodes.gateway.openai_types import MAX_CLIENT_ID_CHARS
+from nodes.gateway.fields.body_reader import BodyReader
+from nodes.gateway.fields.openai_types import MAX_CLIENT_ID_CHARS
+from nodes.gateway.http.bodies import BodyBudget
+from nodes.gateway.http.call import HttpCall
 from nodes.gateway.service import GatewayService
 from nodes.protocol import AbortRequests
 from nodes.protocol.memory import MemoryList
 
 if TYPE_CHECKING:
-    from nodes.gateway.endpoint import Handler
+    from nodes.gateway.calls.endpoint import Handler
 
 TEXT: Final = b"text/plain; charset=utf-8"
 _ENCODE: Final = msgspec.json.Encoder().encode

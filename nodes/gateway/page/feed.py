@@ -12,9 +12,9 @@ from typing import Any, Final
 from mesh.actor import Context
 from mesh.errors import CallError
 from mesh.membership.view import Member
-from nodes.gateway.authorization import Authorization
 from nodes.gateway.errors import Unavailable
-from nodes.gateway.http_call import ClientLeft, HttpCall
+from nodes.gateway.http.authorization import Authorization
+from nodes.gateway.http.call import ClientLeft, HttpCall
 from nodes.gateway.page.core import MAX_PAGES, FeedCore
 from nodes.gateway.page.shown import SampleShown, call_shown, death_shown, mesh_shown, samples_shown
 from nodes.gateway.service import GatewayService

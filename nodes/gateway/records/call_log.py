@@ -9,11 +9,11 @@ from typing import Final
 
 import msgspec
 
-from nodes.gateway.outputs import Generation
 from nodes.gateway.records.open_calls import NONE
 from nodes.gateway.records.request_log import Chooser
-from nodes.gateway.records.sample_log import SampleSoFar
 from nodes.gateway.request_names import RequestNames
+from nodes.gateway.requests.outputs import Generation
+from nodes.gateway.requests.sample_log import SampleSoFar
 from nodes.protocol.records import (
     MAX_CALLS,
     MAX_SAMPLES,

@@ -4,8 +4,8 @@
     slots    1,024 of 1,024 bytes: length (u32; 0: free), and the names of a call as JSON, as in the request log
 
 The gateway maps it and writes a call into a free slot once its body has been read, and frees the slot at its end. Its
-host's supervisor reads it when the gateway is dead (`cli/supervisor/cut_calls.py`). A slot's length is written after
-its content, so that one which was being written is free.
+host's supervisor reads it when the gateway is dead (`cli/supervisor/kept/cut_calls.py`). A slot's length is written
+after its content, so that one which was being written is free.
 """
 
 import contextlib

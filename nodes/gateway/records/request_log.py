@@ -1,9 +1,10 @@
 """Which calls get a line in a gateway's request log: there may be more of them than anybody wants to keep. Pure."""
 
 import zlib
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
-RequestLog = Literal["all", "slow", "errors", "none"]
+from nodes.gateway.config import RequestLog
+
 MAX_LINES_PER_S: Final = 50
 """20 KB a second, 16 MiB in a quarter of an hour."""
 MAX_FORCED_PER_S: Final = 500

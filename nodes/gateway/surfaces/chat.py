@@ -7,10 +7,12 @@ import msgspec
 from msgspec import UNSET
 from typing_extensions import override
 
-from nodes.gateway.answering import Answering
-from nodes.gateway.answers import Joined, merged
-from nodes.gateway.events import End, Tokens
-from nodes.gateway.openai_types import (
+from nodes.gateway.answers.answering import Answering
+from nodes.gateway.answers.responses import ended, extension_of, total_usage
+from nodes.gateway.answers.sse import ENCODE, ChunkWriter
+from nodes.gateway.answers.surface import Surface
+from nodes.gateway.answers.token_details import TokenDetails
+from nodes.gateway.fields.openai_types import (
     AssistantMessage,
     CalledFunction,
     ChatChoice,
@@ -18,12 +20,10 @@ from nodes.gateway.openai_types import (
     ChatLogprobs,
     ToolCall,
 )
+from nodes.gateway.jobs.answer_events import Joined, merged
+from nodes.gateway.jobs.validation import Job, Validator
 from nodes.gateway.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
-from nodes.gateway.responses import ended, extension_of, total_usage
-from nodes.gateway.sse import ENCODE, ChunkWriter
-from nodes.gateway.surfaces.surface import Surface
-from nodes.gateway.token_details import TokenDetails
-from nodes.gateway.validation import Job, Validator
+from nodes.gateway.requests.events import End, Tokens
 
 
 class ChatSurface(Surface):

@@ -7,16 +7,16 @@ import msgspec
 from msgspec import UNSET
 from typing_extensions import override
 
-from nodes.gateway.answering import Answering
-from nodes.gateway.events import End, Tokens
-from nodes.gateway.openai_types import Completion, CompletionChoice, TextLogprobs
-from nodes.gateway.outputs import Piece
-from nodes.gateway.prompt_details import offsets_in
-from nodes.gateway.responses import ended, extension_of, total_usage
-from nodes.gateway.sse import ENCODE, ChunkWriter
-from nodes.gateway.surfaces.surface import Surface
-from nodes.gateway.token_details import TextOffsets, TokenDetails
-from nodes.gateway.validation import Job, Validator
+from nodes.gateway.answers.answering import Answering
+from nodes.gateway.answers.prompt_details import offsets_in
+from nodes.gateway.answers.responses import ended, extension_of, total_usage
+from nodes.gateway.answers.sse import ENCODE, ChunkWriter
+from nodes.gateway.answers.surface import Surface
+from nodes.gateway.answers.token_details import TextOffsets, TokenDetails
+from nodes.gateway.fields.openai_types import Completion, CompletionChoice, TextLogprobs
+from nodes.gateway.jobs.validation import Job, Validator
+from nodes.gateway.requests.events import End, Tokens
+from nodes.gateway.requests.outputs import Piece
 
 
 class TextSurface(Surface):

@@ -14,7 +14,7 @@ from cli.chaos.blows import HTTP, Blow, garbage
 from cli.chaos.striker import Striker
 from cli.client import RunningMesh
 from cli.commands.chaos import processes
-from cli.supervisor.processes import Process, start_time
+from cli.supervisor.processes.by_pid import Process, start_time
 from mesh.address import Endpoint
 from mesh.testing.ports import free_port
 from tests.cli.manifests import manifest, record

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from nodes.gateway.events import End, Tokens
-from nodes.gateway.outputs import CallOutput
+from nodes.gateway.requests.events import End, Tokens
+from nodes.gateway.requests.outputs import CallOutput
 from tests.nodes.detokenizer.test_core import batch, core, feed, opening, texts
 
 ALPHABET = "abc€"

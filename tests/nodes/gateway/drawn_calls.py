@@ -14,13 +14,13 @@ from mesh.actor import Answer
 from mesh.address import Address
 from nodes.asks.grammar import Grammar
 from nodes.asks.grammar_text import grammar_of, limits
-from nodes.gateway.answer_form import AnswerForm, form_of
-from nodes.gateway.answers import Answers, Joined
+from nodes.gateway.asked.answer_form import AnswerForm, form_of
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.constraints import after_reasoning
+from nodes.gateway.jobs.answer_events import Answers, Joined
+from nodes.gateway.jobs.constraints import after_reasoning
+from nodes.gateway.jobs.validation import Job, Validator
 from nodes.gateway.parsers import CALLS, ParserNames, marks_of
 from nodes.gateway.parsers.events import Call
-from nodes.gateway.validation import Job, Validator
 from nodes.protocol import TemplateIs
 from tests.nodes.asks.grammars import SPEC
 from tests.nodes.asks.grammars import tokenizer as tiny_tokenizer

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import structlog
 
-from nodes.gateway import acceptor
-from nodes.gateway.acceptor import Acceptor
+from nodes.gateway.http import acceptor
+from nodes.gateway.http.acceptor import Acceptor
 from tests.mesh.mesh_under_test import until
 from tests.nodes.gateway.fake_ring import Ring, play
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from nodes.asks import InvalidAsk, check_asks
-from nodes.gateway.answer_form import AnswerForm
-from nodes.gateway.constraints import with_calls
+from nodes.gateway.asked.answer_form import AnswerForm
 from nodes.gateway.errors import ApiError, BadRequest
+from nodes.gateway.jobs.constraints import with_calls
+from nodes.gateway.jobs.validation import Job
 from nodes.gateway.parsers import ParserNames
-from nodes.gateway.validation import Job
 from tests.nodes.gateway.drawn_calls import (
     FORMS,
     TAILS,

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from mesh.actor import Answer
 from mesh.address import Address
-from nodes.gateway.answer_form import AnswerForm, form_of
-from nodes.gateway.answers import AnswerFields, Answers, Joined, joined, merged
+from nodes.gateway.asked.answer_form import AnswerForm, form_of
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import Internal
+from nodes.gateway.jobs.answer_events import AnswerFields, Answers, Joined, joined, merged
 from nodes.gateway.parsers import ParserNames
 from nodes.gateway.parsers.events import Call, CallArguments, CallBegin, CallEnd, Event, Reasoning, Text
 from nodes.gateway.parsers.plugins import ParserUnusable
@@ -99,6 +99,6 @@ def test_a_tokenizer_s_answer_that_is_none_and_a_parser_that_cannot_be_loaded(mo
     def unusable(names: ParserNames) -> list[str]:
         raise ParserUnusable(f"{names.calls} is gone")
 
-    monkeypatch.setattr("nodes.gateway.answer_form.marks_of", unusable)
+    monkeypatch.setattr("nodes.gateway.asked.answer_form.marks_of", unusable)
     with pytest.raises(Internal, match="hermes is gone"):
         form_of(Answer(TemplateIs(template="<tool_call>"), (), sender), replace(config, tool_call_parser="hermes"))

@@ -13,11 +13,11 @@ from structlog.testing import capture_logs
 from mesh.address import Address
 from nodes.api_keys.entries import ApiKey, read_lines, sha256_of
 from nodes.api_keys.file import write_key_file
-from nodes.gateway.authorization import Authorization
+from nodes.gateway.admission.key_use import KeyUse
 from nodes.gateway.errors import TooManyRequests, Unauthorized
-from nodes.gateway.http import OPEN
-from nodes.gateway.key_use import KeyUse
-from nodes.gateway.openapi import OPERATIONS
+from nodes.gateway.http.authorization import Authorization
+from nodes.gateway.routes.app import OPEN
+from nodes.gateway.routes.openapi import OPERATIONS
 from nodes.gateway.surfaces.vectors.routes import is_served
 from tests.mesh.mesh_under_test import until
 from tests.nodes.gateway.fake_ring import CONFIG, Ring, play

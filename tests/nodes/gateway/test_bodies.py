@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from nodes.gateway import http_protocol
-from nodes.gateway.bodies import SMALL_BYTES, ArrivingBody, BodyBudget
 from nodes.gateway.clients import client_of
+from nodes.gateway.http import protocol as http_protocol
+from nodes.gateway.http.bodies import SMALL_BYTES, ArrivingBody, BodyBudget
 from tests.mesh.mesh_under_test import until
 from tests.nodes.gateway.fake_ring import CONFIG, Ring, play
 

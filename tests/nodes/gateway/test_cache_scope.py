@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.hashing import root_hash
-from nodes.gateway.cache_scope import scope_of
 from nodes.gateway.errors import ApiError
-from nodes.gateway.http import SURFACES
+from nodes.gateway.fields.cache_scope import scope_of
+from nodes.gateway.jobs.validation import Job, Validator
+from nodes.gateway.routes.app import SURFACES
 from nodes.gateway.surfaces.vectors.routes import VECTORS
-from nodes.gateway.validation import Job, Validator
 from tests.nodes.gateway.surfaces.vector_forms import CLASSES, EMBEDDING, config_of, job_of
 
 BODIES: dict[str, dict[str, Any]] = {

@@ -3,9 +3,9 @@
 import pytest
 
 from mesh.runtime.deadlines import Deadlines
-from nodes.gateway import cancels
-from nodes.gateway.cancels import RETRY, CancelLedger
-from nodes.gateway.events import SendCancel
+from nodes.gateway.requests import cancels
+from nodes.gateway.requests.cancels import RETRY, CancelLedger
+from nodes.gateway.requests.events import SendCancel
 from nodes.request import AttemptRef
 
 GIVE_UP_S = 30.0

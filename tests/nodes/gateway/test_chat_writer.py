@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodes.gateway.answer_form import AnswerForm
-from nodes.gateway.answering import Answering
-from nodes.gateway.answers import AnswerFields, Answers, SampleEvents
+from nodes.gateway.answers.answering import Answering
+from nodes.gateway.answers.responses import Head, usage_so_far
+from nodes.gateway.answers.sse import DONE
+from nodes.gateway.answers.token_details import TokenDetails
+from nodes.gateway.asked.answer_form import AnswerForm
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.events import End, Opened, Tokens
-from nodes.gateway.outputs import CallOutput, Generation
+from nodes.gateway.jobs.answer_events import AnswerFields, Answers, SampleEvents
+from nodes.gateway.jobs.validation import Validator
 from nodes.gateway.parsers import ParserNames, make_parser
-from nodes.gateway.responses import Head, usage_so_far
-from nodes.gateway.sse import DONE
+from nodes.gateway.requests.events import End, Opened, Tokens
+from nodes.gateway.requests.outputs import CallOutput, Generation
 from nodes.gateway.surfaces.chat import CHAT
-from nodes.gateway.token_details import TokenDetails
-from nodes.gateway.validation import Validator
 from nodes.protocol import Route
 from nodes.request import RequestSpec, Sampling, StopRules
 from tests.nodes.gateway.parsers.written import FORMS, TAILS, damaged, garbage, names_of, random_answer

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from nodes.api_keys.entries import ApiKey, sha256_of
 from nodes.api_keys.file import write_key_file
+from nodes.gateway.admission.in_flight import InFlight, Place
 from nodes.gateway.clients import MAX_HOPS, Client, ClientNames
-from nodes.gateway.in_flight import InFlight, Place
 from nodes.protocol import AttemptFailed
 from tests.mesh.mesh_under_test import until
 from tests.nodes.gateway.fake_ring import Ring, play

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodes.gateway.cancels import COMPANY_S
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.core import GatewayCore
-from nodes.gateway.events import (
+from nodes.gateway.requests.cancels import COMPANY_S
+from nodes.gateway.requests.core import GatewayCore
+from nodes.gateway.requests.events import (
     ABORT,
     Aborted,
     Accepted,

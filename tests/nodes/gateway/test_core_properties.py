@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.core import GatewayCore
-from nodes.gateway.events import (
+from nodes.gateway.requests.core import GatewayCore
+from nodes.gateway.requests.events import (
     Accepted,
     AskRoute,
     CancelAcknowledged,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from nodes.gateway.errors import ApiError, error_from
-from nodes.gateway.events import Failure
+from nodes.gateway.requests.events import Failure
 
 
 @pytest.mark.parametrize(

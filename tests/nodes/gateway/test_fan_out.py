@@ -8,8 +8,8 @@ import pytest
 
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.fan_out import fan_out
-from nodes.gateway.validation import Job, Validator
+from nodes.gateway.jobs.fan_out import fan_out
+from nodes.gateway.jobs.validation import Job, Validator
 from nodes.protocol import Route
 
 CONFIG = GatewayConfig(model_name="m", context_length=100)

@@ -15,15 +15,16 @@ from mesh.runtime.recording import Reader
 from mesh.runtime.telemetry import setup_log
 from mesh.testing.replay import read_failure, replay
 from nodes import protocol, request
-from nodes.gateway import events, http_protocol
-from nodes.gateway.bodies import BodyBudget
-from nodes.gateway.core import GatewayCore
-from nodes.gateway.http import GatewayApp
-from nodes.gateway.http_call import PIECES
-from nodes.gateway.observer import HttpObserver
-from nodes.gateway.requests import RequestState
-from nodes.gateway.scrape import Scraper
-from nodes.gateway.validation import Validator
+from nodes.gateway.calls.observer import HttpObserver
+from nodes.gateway.http import protocol as http_protocol
+from nodes.gateway.http.bodies import BodyBudget
+from nodes.gateway.http.call import PIECES
+from nodes.gateway.jobs.validation import Validator
+from nodes.gateway.requests import events
+from nodes.gateway.requests.core import GatewayCore
+from nodes.gateway.requests.log import RequestState
+from nodes.gateway.routes.app import GatewayApp
+from nodes.gateway.shown.scrape import Scraper
 from nodes.request import AttemptRef
 from nodes.roles import DETOKENIZER, TOKENIZER
 from tests.mesh.mesh_under_test import until
@@ -413,7 +414,7 @@ async def test_a_fault_of_the_gateway_is_one_call_s(ring, client, monkeypatch: p
         patch.setattr(ring.gateway.service, "open", broken)
         error_of(await complete(client), 500, "internal_error")
     with monkeypatch.context() as patch:
-        patch.setattr("nodes.gateway.sse.ChunkWriter.text", broken)
+        patch.setattr("nodes.gateway.answers.sse.ChunkWriter.text", broken)
         response = await complete(client, stream=True)
         assert response.status_code == 200
         assert '"internal_error"' in response.text

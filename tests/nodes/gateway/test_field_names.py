@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from nodes.context_length import over_context
 from nodes.gateway.errors import ApiError, error_from
-from nodes.gateway.events import Failure
-from nodes.gateway.fan_out import max_tokens_of
+from nodes.gateway.jobs.fan_out import max_tokens_of
+from nodes.gateway.jobs.validation import Job
+from nodes.gateway.requests.events import Failure
 from nodes.gateway.surfaces.generate import body as generate
 from nodes.gateway.surfaces.messages.errors import ANTHROPIC_ERRORS
-from nodes.gateway.validation import Job
 from tests.nodes.gateway.test_schemas import (
     CONFIG,
     FIELDS,

@@ -12,12 +12,13 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodes.gateway import http_call, http_protocol
-from nodes.gateway.bodies import BodyBudget
-from nodes.gateway.http import GatewayApp
-from nodes.gateway.observer import HttpObserver
+from nodes.gateway.calls.observer import HttpObserver
+from nodes.gateway.http import call as http_call
+from nodes.gateway.http import protocol as http_protocol
+from nodes.gateway.http.bodies import BodyBudget
 from nodes.gateway.page.feed import MeshFeed
-from nodes.gateway.scrape import Scraper
+from nodes.gateway.routes.app import GatewayApp
+from nodes.gateway.shown.scrape import Scraper
 from nodes.gateway.surfaces.vectors.routes import is_served
 from tests.nodes.gateway.exposition import what_is_invalid
 

@@ -9,11 +9,11 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from nodes.gateway import http_protocol
-from nodes.gateway.bodies import BodyBudget
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.http_call import PIECES
-from nodes.gateway.http_protocol import HEAD_TIMEOUT_S, LINGER_S, READER_TIMEOUT_S, BoundedHttpProtocol, Newcomers
+from nodes.gateway.http import protocol as http_protocol
+from nodes.gateway.http.bodies import BodyBudget
+from nodes.gateway.http.call import PIECES
+from nodes.gateway.http.protocol import HEAD_TIMEOUT_S, LINGER_S, READER_TIMEOUT_S, BoundedHttpProtocol, Newcomers
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"

@@ -13,11 +13,11 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from nodes.asks.logprobs import UNLIKELIEST, MalformedPayload
+from nodes.gateway.answers.token_details import TextOffsets, TokenDetails
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.events import Tokens
-from nodes.gateway.outputs import CallOutput, Generation
-from nodes.gateway.token_details import TextOffsets, TokenDetails
-from nodes.gateway.validation import Validator
+from nodes.gateway.jobs.validation import Validator
+from nodes.gateway.requests.events import Tokens
+from nodes.gateway.requests.outputs import CallOutput, Generation
 from tests.nodes.gateway.fake_ring import END_OF_TEXT, END_TEXT, FakeTokenizer, logprob_of
 
 TEXT = "grüße 🦊!"

@@ -14,8 +14,8 @@ from mesh.membership.view import Member
 from mesh.runtime.telemetry import Metrics, series
 from mesh.wire.frames import Histogram, StatsReply
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.metrics import MeshCollector, help_of, parse_series, render
 from nodes.gateway.page.shown import mesh_shown
+from nodes.gateway.shown.metrics import MeshCollector, help_of, parse_series, render
 from nodes.stats import ActorStats, hosts_of, silent_hosts
 from tests.nodes.gateway.exposition import only_rising, what_is_invalid
 

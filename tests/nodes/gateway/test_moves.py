@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.core import GatewayCore
-from nodes.gateway.events import (
+from nodes.gateway.requests.core import GatewayCore
+from nodes.gateway.requests.events import (
     AskMove,
     AskRoute,
     DetokenizersChanged,
@@ -24,8 +24,8 @@ from nodes.gateway.events import (
     SubmitAccepted,
     SubmitFailed,
 )
-from nodes.gateway.moves import MAX_AWAY_S
-from nodes.gateway.requests import MAX_MOVES
+from nodes.gateway.requests.log import MAX_MOVES
+from nodes.gateway.requests.moves import MAX_AWAY_S
 from nodes.numerics import Bits
 from nodes.protocol import AttemptFailed, Route, Suspected, TextBatch, TextDelta
 from nodes.request import VECTOR_KINDS, AttemptRef, RequestSpec, Sampling, StopRules

@@ -5,9 +5,9 @@ from contextlib import ExitStack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.gateway.events import Opened
-from nodes.gateway.named_calls import NamedCalls, prompt_names
-from nodes.gateway.outputs import CallOutput, Generation
+from nodes.gateway.admission.named_calls import NamedCalls, prompt_names
+from nodes.gateway.requests.events import Opened
+from nodes.gateway.requests.outputs import CallOutput, Generation
 from nodes.protocol import Route
 from nodes.request import RequestSpec, Sampling, StopRules
 

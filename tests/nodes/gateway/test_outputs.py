@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from nodes.gateway.answering import Answering
+from nodes.gateway.answers.answering import Answering
+from nodes.gateway.answers.responses import Head, total_usage, usage_so_far
+from nodes.gateway.answers.sse import DONE
+from nodes.gateway.answers.surface import Surface
+from nodes.gateway.answers.token_details import TokenDetails
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import Internal
-from nodes.gateway.events import End, Failure, Opened
-from nodes.gateway.outputs import CallOutput, Generation, Piece
-from nodes.gateway.responses import Head, total_usage, usage_so_far
-from nodes.gateway.sse import DONE
+from nodes.gateway.jobs.validation import Validator
+from nodes.gateway.requests.events import End, Failure, Opened
+from nodes.gateway.requests.outputs import CallOutput, Generation, Piece
 from nodes.gateway.surfaces.chat import CHAT
-from nodes.gateway.surfaces.surface import Surface
 from nodes.gateway.surfaces.text import TEXT
-from nodes.gateway.token_details import TokenDetails
-from nodes.gateway.validation import Validator
 from nodes.protocol import Route
 from nodes.request import RequestSpec, Sampling, StopRules
 

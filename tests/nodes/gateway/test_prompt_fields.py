@@ -9,8 +9,8 @@ import pytest
 
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import ApiError, BadRequest
-from nodes.gateway.openapi import document
-from nodes.gateway.validation import Job, Validator
+from nodes.gateway.jobs.validation import Job, Validator
+from nodes.gateway.routes.openapi import document
 from nodes.models.fill_in import KNOWN, FillIn, fill_in_of
 from tests.nodes.gateway import test_schemas as schemas
 from tests.nodes.gateway.fake_ring import Ring

@@ -10,11 +10,11 @@ import pytest
 
 from nodes.asks.edits import RowReads
 from nodes.asks.logprobs import MalformedPayload
+from nodes.gateway.answers.prompt_details import PromptDetails, offsets_in
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.events import End
-from nodes.gateway.outputs import CallOutput, Generation
-from nodes.gateway.prompt_details import PromptDetails, offsets_in
-from nodes.gateway.validation import Validator
+from nodes.gateway.jobs.validation import Validator
+from nodes.gateway.requests.events import End
+from nodes.gateway.requests.outputs import CallOutput, Generation
 from nodes.prompt_payloads import PromptPayloads
 from tests.nodes.gateway.fake_ring import logprob_of
 from tests.nodes.gateway.test_logprobs import IDS, TEXT, entry, joined, likely, shown

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from nodes.asks import InvalidAsk, check_asks
-from nodes.gateway.answer_form import AnswerForm
-from nodes.gateway.answers import Answers
-from nodes.gateway.constraints import with_calls
+from nodes.gateway.asked.answer_form import AnswerForm
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.validation import Job
+from nodes.gateway.jobs.answer_events import Answers
+from nodes.gateway.jobs.constraints import with_calls
+from nodes.gateway.jobs.validation import Job
 from tests.nodes.gateway.drawn_calls import FORMS, TAILS, chat_with, check_calls, drawn, form
 from tests.nodes.gateway.parsers.whole import whole_answer
 

@@ -10,10 +10,10 @@ import pytest
 
 from mesh.testing.ports import free_port
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.events import End
-from nodes.gateway.records.sample_log import SampleLog, SampleSoFar
-from nodes.gateway.request_account import RequestAccount
+from nodes.gateway.records.account import RequestAccount
 from nodes.gateway.request_names import UNNAMED, RequestNames
+from nodes.gateway.requests.events import End
+from nodes.gateway.requests.sample_log import SampleLog, SampleSoFar
 from nodes.protocol.records import CallRecord, FindCalls
 from nodes.request import Stages
 from tests.nodes.gateway.records.collector import collecting

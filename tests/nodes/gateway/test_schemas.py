@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from nodes.asks.grammar import Grammar
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import ApiError
-from nodes.gateway.fan_out import max_tokens_of
-from nodes.gateway.openapi import document
-from nodes.gateway.schemas import _numbers_up_to
+from nodes.gateway.fields.unsupported import NEUTRAL_VALUES
+from nodes.gateway.jobs.fan_out import max_tokens_of
+from nodes.gateway.jobs.validation import Job, Validator
+from nodes.gateway.routes.openapi import document
+from nodes.gateway.routes.schemas import _numbers_up_to
 from nodes.gateway.surfaces.messages.surface import MESSAGES
 from nodes.gateway.surfaces.responses.surface import RESPONSES
-from nodes.gateway.unsupported import NEUTRAL_VALUES
-from nodes.gateway.validation import Job, Validator
 
 CONFIG = GatewayConfig(
     model_name="m", aliases=("n",), context_length=100, vocab_size=300, max_samples_per_call=8, max_prompts_per_call=3

@@ -7,10 +7,11 @@ import msgspec
 import pytest
 
 from mesh.errors import BindError
-from nodes.gateway import http_protocol, server
 from nodes.gateway.actor import Gateway
-from nodes.gateway.bodies import BodyBudget
-from nodes.gateway.server import HttpServer, bind
+from nodes.gateway.http import protocol as http_protocol
+from nodes.gateway.http import server
+from nodes.gateway.http.bodies import BodyBudget
+from nodes.gateway.http.server import HttpServer, bind
 from tests.mesh.mesh_under_test import until
 from tests.nodes.gateway.fake_ring import CONFIG, Ring
 

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from nodes.gateway.errors import ApiError
-from nodes.gateway.events import CancelFailed
+from nodes.gateway.jobs.validation import Validator
 from nodes.gateway.local import LocalGateway
-from nodes.gateway.scrape import Scraper
-from nodes.gateway.validation import Validator
+from nodes.gateway.requests.events import CancelFailed
+from nodes.gateway.shown.scrape import Scraper
 from nodes.protocol import (
     AttemptsCancelled,
     AttemptsSubmitted,

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from nodes.gateway.answer_form import AnswerForm
+from nodes.gateway.asked.answer_form import AnswerForm
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import ApiError
+from nodes.gateway.fields.tool_fields import MAX_TOOL_BYTES, NO_TOOLS
+from nodes.gateway.fields.tool_types import MAX_TOOLS
+from nodes.gateway.jobs.validation import Job, Validator
 from nodes.gateway.parsers import ParserNames
-from nodes.gateway.tool_fields import MAX_TOOL_BYTES, NO_TOOLS
-from nodes.gateway.tool_types import MAX_TOOLS
-from nodes.gateway.validation import Job, Validator
 
 VALIDATOR = Validator(GatewayConfig(model_name="m", context_length=1000))
 USER: Any = {"role": "user", "content": "hi"}

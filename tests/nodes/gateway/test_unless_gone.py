@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
+from nodes.gateway.calls.job_endpoint import JobEndpoint
 from nodes.gateway.errors import Unavailable
-from nodes.gateway.http_call import ClientLeft
-from nodes.gateway.job_endpoint import JobEndpoint
+from nodes.gateway.http.call import ClientLeft
 
 
 def waiting() -> tuple[Any, "asyncio.Future[None]", "asyncio.Future[None]", "asyncio.Future[str]"]:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from nodes.asks import AskLimits, RowReads, read_asks
 from nodes.asks.logit_bias import LogitBias
-from nodes.gateway.cache_scope import scope_of
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import ApiError, BadRequest, UnknownModel
-from nodes.gateway.openai_types import CHAT_BODY, COMPLETION_BODY
-from nodes.gateway.unsupported import IGNORED, NEUTRAL_VALUES
-from nodes.gateway.validation import Job, TokenFields, Validator
+from nodes.gateway.fields.cache_scope import scope_of
+from nodes.gateway.fields.openai_types import CHAT_BODY, COMPLETION_BODY
+from nodes.gateway.fields.unsupported import IGNORED, NEUTRAL_VALUES
+from nodes.gateway.jobs.validation import Job, TokenFields, Validator
 from nodes.models.pooling import Pooling
 from nodes.request import VECTORS, SamplingDefaults
 

@@ -8,9 +8,9 @@ import pytest
 
 from mesh.actor import Answer
 from mesh.address import Address
-from nodes.gateway.asked_once import AskedOnce
+from nodes.gateway.asked.asked_once import AskedOnce
+from nodes.gateway.asked.vocabulary import vocabulary_of
 from nodes.gateway.errors import Internal, Unavailable
-from nodes.gateway.vocabulary import vocabulary_of
 from nodes.protocol import Detokenized, VocabularyIs
 
 OFFSETS = struct.pack("<4I", 0, 1, 1, 3)

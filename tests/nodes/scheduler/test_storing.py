@@ -12,7 +12,7 @@ from nodes.protocol import Adopted
 from nodes.scheduler.cache_news import GATHER_S, RESTATE_PAUSE_S
 from nodes.scheduler.events import FollowerReset, MembersChanged, Told
 from nodes.scheduler.storing import PagesToStore
-from nodes.tokenizer.cache_index import CacheIndex
+from nodes.tokenizer.routing.cache_index import CacheIndex
 from tests.nodes.scheduler.scheduler_world import PAGE, Worker, World, prompt
 from tests.simulation.planting import around, nothing
 

@@ -48,7 +48,7 @@ from nodes.request import VECTORS
 from nodes.roles import DETOKENIZER, GATEWAY, KV_EVENTS_TOPIC, LOAD_TOPIC, NODE_CODEC, SCHEDULER, WORKER
 from nodes.tokenizer.actor import TokenizerActor
 from nodes.tokenizer.config import TokenizerConfig
-from nodes.tokenizer.encoding import TextEncoder
+from nodes.tokenizer.texts.encoding import TextEncoder
 from tests.mesh.mesh_under_test import until
 
 TINY = Path(__file__).parents[3] / "nodes" / "bundled" / "tiny"

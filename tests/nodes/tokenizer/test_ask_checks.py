@@ -15,9 +15,10 @@ import pytest
 import nodes.asks
 from nodes.asks.grammar import Grammar
 from nodes.request import Asked
-from nodes.tokenizer import ask_checks, render_child
-from nodes.tokenizer.ask_checks import AskChecks
-from nodes.tokenizer.child_protocol import AsksToCheck, Rendered, Setup, frame
+from nodes.tokenizer.child import ask_checks
+from nodes.tokenizer.child import process as render_child
+from nodes.tokenizer.child.ask_checks import AskChecks
+from nodes.tokenizer.child.protocol import AsksToCheck, Rendered, Setup, frame
 from nodes.tokenizer.config import RenderingLimits
 from nodes.tokenizer.errors import InvalidValue, Overloaded, UnsupportedSchema
 

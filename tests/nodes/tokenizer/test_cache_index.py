@@ -1,7 +1,7 @@
 """What a tokenizer knows of one scheduler's cache, and of what has left it for the disk."""
 
 from kvstore.protocol import CacheCleared, PageRemoved, PagesOnDisk, PagesStored
-from nodes.tokenizer.cache_index import CacheIndex
+from nodes.tokenizer.routing.cache_index import CacheIndex
 
 
 def stored(*names: bytes) -> PagesStored:

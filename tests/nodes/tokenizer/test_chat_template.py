@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
 from nodes.tokenizer.errors import ContextLengthExceeded, TemplateError, UnsupportedContent
+from nodes.tokenizer.templates.chat_template import ChatRequest, ChatTemplate
 
 TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "templates").iterdir()}
 CHATML, QWEN_LIKE, LLAMA3_LIKE = (TEMPLATES[name] for name in ("chatml", "qwen_like", "llama3_like"))

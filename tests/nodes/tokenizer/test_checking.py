@@ -17,11 +17,11 @@ from nodes.model_spec import ModelDamaged, ModelError, resolve_model
 from nodes.model_spec.end_tokens import with_vocabulary
 from nodes.models.fill_in import FillIn
 from nodes.models.spec import VocabularyFacts
-from nodes.tokenizer import checking
-from nodes.tokenizer.checking import MAX_TEMPLATE_CHARS, check_texts
-from nodes.tokenizer.child_protocol import Rendered, frame
-from nodes.tokenizer.encoding import load_encoder
+from nodes.tokenizer.child import checking
+from nodes.tokenizer.child.checking import MAX_TEMPLATE_CHARS, check_texts
+from nodes.tokenizer.child.protocol import Rendered, frame
 from nodes.tokenizer.errors import Overloaded, TemplateError
+from nodes.tokenizer.texts.encoding import load_encoder
 
 pytestmark = pytest.mark.process
 
@@ -221,7 +221,7 @@ def test_no_process_to_be_had(monkeypatch):
 
 
 def test_the_supervisor_loads_neither_jinja_nor_tokenizers():
-    program = "import sys, nodes.tokenizer.checking; print({'jinja2', 'tokenizers'} & set(sys.modules))"
+    program = "import sys, nodes.tokenizer.child.checking; print({'jinja2', 'tokenizers'} & set(sys.modules))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.check_output([sys.executable, "-c", program], env=environment) == b"set()\n"
 

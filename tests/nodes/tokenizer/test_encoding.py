@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from nodes.model_spec import resolve_model
-from nodes.tokenizer.encoding import TextEncoder, load_encoder
 from nodes.tokenizer.errors import ContextLengthExceeded, EmptyPrompt, InvalidTokenId, InvalidValue
-from nodes.tokenizer.truncation import Truncation
+from nodes.tokenizer.texts.encoding import TextEncoder, load_encoder
+from nodes.tokenizer.texts.truncation import Truncation
 
 TEXTS = [
     "",

@@ -20,7 +20,7 @@ from nodes.model_spec.checkpoint_files import TOKENIZER_FILE
 from nodes.model_spec.directory import read_texts
 from nodes.model_spec.token_files import ADDED, SPECIAL_MAP, TOKENIZER_CONFIG
 from nodes.model_spec.vocabulary import load_tokenizer
-from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
+from nodes.tokenizer.templates.chat_template import ChatRequest, ChatTemplate
 from tests.nodes.tokenizer.conftest import make_tokenizer
 
 PLAIN = make_tokenizer().to_str()

@@ -13,8 +13,16 @@ from mesh.membership.view import Member
 from nodes.protocol import ChooseMoves, ChooseRoute, Load, Route
 from nodes.request import VECTORS
 from nodes.tokenizer.config import RoutingLimits
-from nodes.tokenizer.dead_workers import MAX_REMEMBERED, DeadWorkers
-from nodes.tokenizer.routing import MOVE_S, CacheChanged, LinkLost, LoadChanged, MembersChanged, PeerDied, RoutingCore
+from nodes.tokenizer.routing.core import (
+    MOVE_S,
+    CacheChanged,
+    LinkLost,
+    LoadChanged,
+    MembersChanged,
+    PeerDied,
+    RoutingCore,
+)
+from nodes.tokenizer.routing.dead_workers import MAX_REMEMBERED, DeadWorkers
 from tests.nodes.tokenizer.test_routing import DETOKENIZERS, member, stored
 
 PROMPT = list(range(100, 300))

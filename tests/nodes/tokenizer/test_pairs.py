@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from nodes.tokenizer.encoding import TextEncoder
 from nodes.tokenizer.errors import InvalidValue
-from nodes.tokenizer.truncation import Truncation, longest_first
+from nodes.tokenizer.texts.encoding import TextEncoder
+from nodes.tokenizer.texts.truncation import Truncation, longest_first
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", *"abcdefgh"]
 TEXT = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=12).map(" ".join)

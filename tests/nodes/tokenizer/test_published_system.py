@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
 from nodes.tokenizer.errors import TemplateError
+from nodes.tokenizer.templates.chat_template import ChatRequest, ChatTemplate
 
 pytestmark = pytest.mark.real_models
 

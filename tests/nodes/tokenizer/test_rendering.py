@@ -17,12 +17,13 @@ import msgspec
 import pytest
 
 from nodes.model_spec import resolve_model
-from nodes.tokenizer import bounded_child, render_child
-from nodes.tokenizer.chat_template import ChatRequest
-from nodes.tokenizer.child_protocol import Rendered, Setup, child_command, frame
+from nodes.tokenizer.child import bounded_child
+from nodes.tokenizer.child import process as render_child
+from nodes.tokenizer.child.protocol import Rendered, Setup, child_command, frame
+from nodes.tokenizer.child.rendering import ChildRenderer, InlineRenderer
 from nodes.tokenizer.config import RenderingLimits
 from nodes.tokenizer.errors import ContextLengthExceeded, Overloaded, TemplateError
-from nodes.tokenizer.rendering import ChildRenderer, InlineRenderer
+from nodes.tokenizer.templates.chat_template import ChatRequest
 
 pytestmark = pytest.mark.process
 
@@ -245,9 +246,9 @@ def test_child_ends_quietly_when_nobody_reads():
 
 ORPHAN = """
 import asyncio, sys
-from nodes.tokenizer.chat_template import ChatRequest
+from nodes.tokenizer.templates.chat_template import ChatRequest
 from nodes.tokenizer.config import RenderingLimits
-from nodes.tokenizer.rendering import ChildRenderer
+from nodes.tokenizer.child.rendering import ChildRenderer
 
 async def main():
     renderer = ChildRenderer(sys.argv[1], {}, 1000, RenderingLimits(deadline_s=60))

@@ -15,7 +15,7 @@ from nodes.protocol import Load
 from nodes.request import VECTORS
 from nodes.tokenizer.config import RoutingLimits
 from nodes.tokenizer.errors import MemoryReleased, NoCapacity, UnsupportedAsk
-from nodes.tokenizer.routing import (
+from nodes.tokenizer.routing.core import (
     MAX_LEFT,
     CacheChanged,
     CacheUnknown,

@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from nodes.tokenizer.chat_template import ChatRequest, ChatTemplate
-from nodes.tokenizer.dialect import TemplateDialect, as_content, text_of, with_mark
 from nodes.tokenizer.errors import PrepareError, TemplateError
-from nodes.tokenizer.template_probe import MAX_RENDERINGS, probe_template
+from nodes.tokenizer.templates.chat_template import ChatRequest, ChatTemplate
+from nodes.tokenizer.templates.dialect import TemplateDialect, as_content, text_of, with_mark
+from nodes.tokenizer.templates.probe import MAX_RENDERINGS, probe_template
 from tests.nodes.tokenizer.test_chat_template import TEMPLATES
 
 LOOP = (

@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
-from nodes.gateway.answering import Answering
-from nodes.gateway.events import ABORT, End, Tokens
-from nodes.gateway.named_calls import prompt_names
-from nodes.gateway.openai_types import CachedTokensDetails
-from nodes.gateway.responses import cached_details
+from nodes.gateway.admission.named_calls import prompt_names
+from nodes.gateway.answers.answering import Answering
+from nodes.gateway.answers.responses import cached_details
+from nodes.gateway.fields.openai_types import CachedTokensDetails
+from nodes.gateway.requests.events import ABORT, End, Tokens
 
 if TYPE_CHECKING:
+    from nodes.gateway.answers.token_details import TokenDetails
     from nodes.gateway.surfaces.generate.body import Shown
-    from nodes.gateway.token_details import TokenDetails
 
 WEIGHT_VERSION: Final = "default"
 """SGLang's name for weights that were never updated: these cannot be."""

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from nodes.gateway.body_reader import BodyReader
+from nodes.gateway.admission.named_calls import check_names
 from nodes.gateway.errors import ApiError, BadRequest
-from nodes.gateway.named_calls import check_names
-from nodes.gateway.openai_types import MAX_CLIENT_ID_CHARS
-from nodes.gateway.unsupported import IGNORED, NEUTRAL_VALUES, is_neutral
-from nodes.gateway.validation import Job, Validator
+from nodes.gateway.fields.body_reader import BodyReader
+from nodes.gateway.fields.openai_types import MAX_CLIENT_ID_CHARS
+from nodes.gateway.fields.unsupported import IGNORED, NEUTRAL_VALUES, is_neutral
+from nodes.gateway.jobs.validation import Job, Validator
 from nodes.request import TokenId
 
 DEFAULT_TOKENS: Final = 128

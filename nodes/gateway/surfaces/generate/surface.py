@@ -8,16 +8,16 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from nodes.gateway.answering import Answering
+from nodes.gateway.answers.answering import Answering
+from nodes.gateway.answers.responses import ended
+from nodes.gateway.answers.sse import DONE, ENCODE, Writer
+from nodes.gateway.answers.surface import Surface
 from nodes.gateway.errors import OPENAI_ERRORS, ApiError
-from nodes.gateway.events import End, Tokens
+from nodes.gateway.jobs.validation import Job, Validator
 from nodes.gateway.parsers.events import Event, Text
-from nodes.gateway.responses import ended
-from nodes.gateway.sse import DONE, ENCODE, Writer
+from nodes.gateway.requests.events import End, Tokens
 from nodes.gateway.surfaces.generate.answer import GenerateAnswer, GrowingAnswer
 from nodes.gateway.surfaces.generate.body import read
-from nodes.gateway.surfaces.surface import Surface
-from nodes.gateway.validation import Job, Validator
 
 
 class GenerateSurface(Surface):

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from msgspec import Raw
 from typing_extensions import override
 
-from nodes.gateway.events import ABORT
 from nodes.gateway.parsers.events import Event
+from nodes.gateway.requests.events import ABORT
 from nodes.gateway.surfaces.messages.content import BlockSink, ContentBlocks
 from nodes.gateway.surfaces.messages.types import (
     AnswerBlock,

@@ -5,8 +5,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodes.gateway.body_reader import BodyReader
 from nodes.gateway.errors import BadRequest
+from nodes.gateway.fields.body_reader import BodyReader
 from nodes.gateway.surfaces.messages.translation import Translated, chat_of
 from nodes.gateway.surfaces.messages.types import ACCEPTED, REFUSED, CountTokensBody
 

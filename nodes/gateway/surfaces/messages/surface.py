@@ -6,13 +6,16 @@ from typing import ClassVar, Final, NamedTuple
 from msgspec.structs import replace
 from typing_extensions import override
 
-from nodes.gateway.answering import Answering
-from nodes.gateway.answers import merged
+from nodes.gateway.answers.answering import Answering
+from nodes.gateway.answers.responses import ended
+from nodes.gateway.answers.sse import Writer
+from nodes.gateway.answers.surface import Surface
 from nodes.gateway.errors import ApiError, BadRequest, ErrorForm
-from nodes.gateway.events import End, Tokens
+from nodes.gateway.fields.tool_fields import without
+from nodes.gateway.jobs.answer_events import merged
+from nodes.gateway.jobs.validation import Job, Validator
 from nodes.gateway.parsers.events import Event, Text
-from nodes.gateway.responses import ended
-from nodes.gateway.sse import Writer
+from nodes.gateway.requests.events import End, Tokens
 from nodes.gateway.surfaces.messages.answer import content_of, stop_reason_of, usage_of
 from nodes.gateway.surfaces.messages.errors import ANTHROPIC_ERRORS
 from nodes.gateway.surfaces.messages.reading import MessagesReader, ReadBody
@@ -25,9 +28,6 @@ from nodes.gateway.surfaces.messages.types import (
     StopReason,
 )
 from nodes.gateway.surfaces.messages.writer import PING, MessageEvents
-from nodes.gateway.surfaces.surface import Surface
-from nodes.gateway.tool_fields import without
-from nodes.gateway.validation import Job, Validator
 from nodes.protocol import Prepare
 
 _BODIES: Final = {keeps: MessagesReader(MessagesBody, keep_attribution=keeps) for keeps in (False, True)}

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Raw, Struct
 
-from nodes.gateway.cache_scope import CacheSalt
-from nodes.gateway.openai_types import MAX_STOPS, StopString, TokenCount
-from nodes.gateway.tool_types import MAX_TOOLS, FunctionName
+from nodes.gateway.fields.cache_scope import CacheSalt
+from nodes.gateway.fields.openai_types import MAX_STOPS, StopString, TokenCount
+from nodes.gateway.fields.tool_types import MAX_TOOLS, FunctionName
 
 ACCEPTED: Final = frozenset(
     {

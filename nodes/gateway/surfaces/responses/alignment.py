@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from nodes.gateway.openai_types import DrawnTokenLogprob
+from nodes.gateway.fields.openai_types import DrawnTokenLogprob
 from nodes.gateway.parsers.events import Event
 
 _DECODER: Final = getincrementaldecoder("utf-8")

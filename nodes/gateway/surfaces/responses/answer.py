@@ -4,7 +4,7 @@ from typing import Any, Final, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from nodes.gateway.openai_types import CompletionTokensDetails, DrawnTokenLogprob
+from nodes.gateway.fields.openai_types import CompletionTokensDetails, DrawnTokenLogprob
 
 RESPONSE_ID_PREFIX: Final = "resp_"
 

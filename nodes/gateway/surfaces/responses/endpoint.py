@@ -6,19 +6,19 @@ from urllib.parse import parse_qs
 import msgspec
 from typing_extensions import override
 
-from nodes.gateway.bodies import BodyBudget
-from nodes.gateway.completions import CompletionEndpoint
+from nodes.gateway.answers.surface import Answering
+from nodes.gateway.calls.completions import CompletionEndpoint
+from nodes.gateway.calls.observer import HttpObserver
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.http_call import HttpCall
-from nodes.gateway.observer import HttpObserver
+from nodes.gateway.http.bodies import BodyBudget
+from nodes.gateway.http.call import HttpCall
+from nodes.gateway.jobs.validation import Job, Validator
 from nodes.gateway.service import GatewayService
 from nodes.gateway.surfaces.responses.answer import ResponseDeleted
 from nodes.gateway.surfaces.responses.kept import Keeping, KeptResponses, NoSuchResponse, joined_items
 from nodes.gateway.surfaces.responses.references import with_items
 from nodes.gateway.surfaces.responses.surface import RESPONSES, ResponseStream, job_of
 from nodes.gateway.surfaces.responses.translation import Asked, read, stored_items, translate
-from nodes.gateway.surfaces.surface import Answering
-from nodes.gateway.validation import Job, Validator
 
 NO_STORE: Final = "This server keeps no responses; its operator can have it with `--responses-store BYTES`."
 

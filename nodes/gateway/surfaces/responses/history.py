@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.openai_types import TEXT_PARTS
+from nodes.gateway.fields.openai_types import TEXT_PARTS
 from nodes.gateway.surfaces.responses.body import ResponseItem, ResponsePart
 from nodes.gateway.surfaces.responses.tools import CUSTOM_INPUT, flat_name
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, assert_never
 
 from msgspec import UNSET
 
-from nodes.gateway.openai_types import DrawnTokenLogprob
+from nodes.gateway.fields.openai_types import DrawnTokenLogprob
 from nodes.gateway.parsers.events import CallArguments, CallBegin, CallEnd, End, Event, Mark, Reasoning, Text
 from nodes.gateway.surfaces.responses.answer import (
     RESPONSE_ID_PREFIX,

@@ -7,19 +7,19 @@ from typing import ClassVar, NamedTuple
 from msgspec.structs import replace
 from typing_extensions import override
 
+from nodes.gateway.answers.responses import ended, total_usage
+from nodes.gateway.answers.sse import Writer
+from nodes.gateway.answers.surface import Answering, Surface
 from nodes.gateway.errors import ApiError, BadRequest, Internal
-from nodes.gateway.events import End, Tokens
+from nodes.gateway.jobs.validation import Job, Validator
 from nodes.gateway.parsers.events import Event, Text
-from nodes.gateway.responses import ended, total_usage
-from nodes.gateway.sse import Writer
+from nodes.gateway.requests.events import End, Tokens
 from nodes.gateway.surfaces.responses.alignment import TokenAlignment
 from nodes.gateway.surfaces.responses.answer import RESPONSE_ID_PREFIX, Response
 from nodes.gateway.surfaces.responses.echo import first_response
 from nodes.gateway.surfaces.responses.kept import Keeping
 from nodes.gateway.surfaces.responses.translation import Asked, Translated, read, translate
 from nodes.gateway.surfaces.responses.writer import Found, ResponseWriter
-from nodes.gateway.surfaces.surface import Answering, Surface
-from nodes.gateway.validation import Job, Validator
 
 
 class OfResponse(NamedTuple):

@@ -6,9 +6,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Raw, Struct, defstruct
 
-from nodes.gateway.body_reader import BodyReader
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.openai_types import CHAT_BODY
+from nodes.gateway.fields.body_reader import BodyReader
+from nodes.gateway.fields.openai_types import CHAT_BODY
 from nodes.gateway.surfaces.responses.body import (
     ENCRYPTED_REASONING,
     LOGPROBS,

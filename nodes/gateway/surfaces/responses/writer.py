@@ -10,11 +10,11 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
+from nodes.gateway.answers.sse import ENCODE
 from nodes.gateway.errors import ApiError
-from nodes.gateway.events import ABORT
-from nodes.gateway.openai_types import DrawnTokenLogprob, Usage
+from nodes.gateway.fields.openai_types import DrawnTokenLogprob, Usage
 from nodes.gateway.parsers.events import Event, Text
-from nodes.gateway.sse import ENCODE
+from nodes.gateway.requests.events import ABORT
 from nodes.gateway.surfaces.responses.answer import (
     IncompleteDetails,
     InputTokensDetails,

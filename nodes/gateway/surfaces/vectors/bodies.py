@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from nodes.gateway.cache_scope import CacheSalt
+from nodes.gateway.fields.cache_scope import CacheSalt
+from nodes.gateway.fields.truncation import TruncationFields
 from nodes.gateway.request_names import MAX_CHARS
-from nodes.gateway.truncation import TruncationFields
 from nodes.request import TokenId
 
 Input = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]

@@ -7,9 +7,9 @@ from typing import ClassVar
 import msgspec
 from typing_extensions import override
 
+from nodes.gateway.admission.named_calls import check_names, prompt_names
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.named_calls import check_names, prompt_names
 from nodes.gateway.surfaces.vectors.answers import PooledMeta, PooledRow
 from nodes.gateway.surfaces.vectors.bodies import OF_EMBEDDINGS, EncodeBody
 from nodes.gateway.surfaces.vectors.embeddings import check_dimensions, in_brackets, normalizes, prompted

@@ -14,20 +14,20 @@ from typing import Final
 
 from typing_extensions import override
 
-from nodes.gateway.bodies import BodyBudget
+from nodes.gateway.admission.named_calls import NamedCall
+from nodes.gateway.calls.event_stream import failed
+from nodes.gateway.calls.job_endpoint import JobEndpoint
+from nodes.gateway.calls.observer import HttpObserver
 from nodes.gateway.errors import ApiError, BadRequest, TooManyRequests
-from nodes.gateway.event_stream import failed
-from nodes.gateway.http_call import ClientLeft, HttpCall
-from nodes.gateway.job_endpoint import JobEndpoint
-from nodes.gateway.named_calls import NamedCall
-from nodes.gateway.observer import HttpObserver
-from nodes.gateway.outputs import Generation
+from nodes.gateway.http.bodies import BodyBudget
+from nodes.gateway.http.call import ClientLeft, HttpCall
+from nodes.gateway.jobs.validation import Job
 from nodes.gateway.records.call_log import CallTrack
+from nodes.gateway.requests.outputs import Generation
 from nodes.gateway.service import GatewayService
 from nodes.gateway.surfaces.vectors.form import Computed, Form, FormReader, Work
 from nodes.gateway.surfaces.vectors.inputs import Part, check_lengths, parts_of, too_long
 from nodes.gateway.surfaces.vectors.numbers import Row, row_of
-from nodes.gateway.validation import Job
 from nodes.protocol import Prepared
 
 _PIECES_PER_TURN: Final = 16

@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from nodes.gateway.body_reader import BodyReader
-from nodes.gateway.cache_scope import scope_of
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
+from nodes.gateway.fields.body_reader import BodyReader
+from nodes.gateway.fields.cache_scope import scope_of
+from nodes.gateway.jobs.validation import Job, check_model
 from nodes.gateway.surfaces.vectors.answers import VectorUsage
 from nodes.gateway.surfaces.vectors.bodies import (
     EITHER,
@@ -24,7 +25,6 @@ from nodes.gateway.surfaces.vectors.bodies import (
 )
 from nodes.gateway.surfaces.vectors.inputs import Inputs
 from nodes.gateway.surfaces.vectors.numbers import Row
-from nodes.gateway.validation import Job, check_model
 from nodes.models.pooling import Pooling
 from nodes.protocol import Prepare
 from nodes.request import VECTORS, Sampling, StopRules

@@ -9,7 +9,7 @@ import anthropic
 import httpx
 import pytest
 
-from nodes.gateway import event_stream
+from nodes.gateway.calls import event_stream
 from tests.nodes.gateway.messages.anthropic_events import events_of, message_of, whole_message
 
 TEXT = "what a client says"

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from nodes.gateway.records.call_log import NUM_KEPT, CallLog
 from nodes.gateway.records.request_log import MAX_FORCED_PER_S, MAX_LINES_PER_S, Chooser, RequestLog
-from nodes.gateway.records.sample_log import MAX_ATTEMPTS, MAX_STALLS, STALL_PACES, SampleLog, SampleSoFar
 from nodes.gateway.request_names import RequestNames
+from nodes.gateway.requests.sample_log import MAX_ATTEMPTS, MAX_STALLS, STALL_PACES, SampleLog, SampleSoFar
 from nodes.protocol.records import MAX_SAMPLES, STALL_S, CallRecord, FindCalls
 from nodes.request import Stages
 

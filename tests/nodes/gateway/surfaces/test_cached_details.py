@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 
-from nodes.gateway.responses import cached_details
+from nodes.gateway.answers.responses import cached_details
 from tests.nodes.gateway.test_aborts import CHAT, PROMPT, generating
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import BadRequest
+from nodes.gateway.jobs.validation import Job, Validator
 from nodes.gateway.surfaces.generate.body import SAMPLING, Shown, read
-from nodes.gateway.validation import Job, Validator
 from nodes.request import StopRules
 
 VALIDATOR = Validator(GatewayConfig(model_name="m", vocab_size=1000, context_length=4096))

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodes.gateway.openai_types import DrawnTokenLogprob
+from nodes.gateway.fields.openai_types import DrawnTokenLogprob
 from nodes.gateway.parsers.events import Event, Mark, Reasoning, Text
 from nodes.gateway.surfaces.responses.alignment import TokenAlignment
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response as OpenAIResponse
 
+from nodes.gateway.answers.responses import usage_of
+from nodes.gateway.answers.sse import ENCODE
 from nodes.gateway.errors import BadRequest, Internal, TooManyRequests
-from nodes.gateway.openai_types import DrawnTokenLogprob, TokenLogprob
+from nodes.gateway.fields.openai_types import DrawnTokenLogprob, TokenLogprob
 from nodes.gateway.parsers.events import END, CallArguments, CallBegin, CallEnd, Event, Mark, Reasoning, Text
-from nodes.gateway.responses import usage_of
-from nodes.gateway.sse import ENCODE
 from nodes.gateway.surfaces.responses.echo import first_response
 from nodes.gateway.surfaces.responses.translation import read, translate
 from nodes.gateway.surfaces.responses.writer import Found, ResponseWriter

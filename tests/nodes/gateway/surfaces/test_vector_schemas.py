@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodes.gateway.errors import ApiError
-from nodes.gateway.openapi import document
+from nodes.gateway.routes.openapi import document
 from nodes.gateway.surfaces.vectors.bodies import NEUTRAL
 from nodes.gateway.surfaces.vectors.form import FormReader
 from nodes.gateway.surfaces.vectors.routes import VECTORS

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 
 from nodes.gateway.config import GatewayConfig
+from nodes.gateway.jobs.validation import Job
 from nodes.gateway.surfaces.vectors.form import Computed, FormReader
 from nodes.gateway.surfaces.vectors.routes import VECTORS
-from nodes.gateway.validation import Job
 from nodes.models.pooling import Dense, Pooling
 
 HIDDEN = 8

@@ -1,0 +1,196 @@
+"""Runs one actor in this process: what `meshctl run ROLE` and every forked actor end up in."""
+
+import contextlib
+import importlib
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from cli.errors import CliError
+from cli.exit_codes import ExitCode
+from cli.plan.role_configs import BUILT_IN, check_config
+from cli.release import release
+from cli.supervisor.kept.mesh_directory import MeshDirectory, StartError
+from cli.supervisor.processes.by_pid import leave_terminal
+from cli.supervisor.processes.children import name_process
+from kvstore.errors import DeviceError, DeviceUnavailable, PoolDenied, PoolExhaustedMemory, TransferError
+from kvstore.pool.cuda.pool import CudaHost
+from kvstore.pool.device import CPU
+from kvstore.pool.page_pool import ShmHost
+from mesh.actor import Actor
+from mesh.address import Address
+from mesh.errors import (
+    ActorFailed,
+    BadSetting,
+    BindError,
+    CoreFailed,
+    DrainFailed,
+    LimitReached,
+    NotReadyInTime,
+    Superseded,
+    WrongMesh,
+)
+from mesh.membership.proof import HostSecret
+from mesh.options import SystemOptions
+from mesh.run import run_actor
+from mesh.runtime.process_limits import limit_met
+from mesh.runtime.process_usage import process_age_s
+from mesh.runtime.run_directory import RunDirectory
+from mesh.transport.zeromq_binding import ZeroMQOptions
+from nodes import roles
+from nodes.api_keys.entries import BadApiKeys
+from nodes.model_spec import ModelError
+from nodes.registry.config import RegistryConfig
+from nodes.worker.errors import DeviceMemoryShort, GroupNotFormed, WorkerError
+
+_Failure = (
+    ModelError
+    | BadSetting
+    | Superseded
+    | WrongMesh
+    | BindError
+    | LimitReached
+    | NotReadyInTime
+    | BadApiKeys
+    | PoolDenied
+    | PoolExhaustedMemory
+    | DeviceError
+    | WorkerError
+    | TransferError
+)
+StartFailure = CliError | _Failure
+"""Errors of an actor's start that a person has to know about."""
+_REMEDIES: Final = {
+    ExitCode.BAD_CONFIG: "correct its configuration or environment",
+    ExitCode.BAD_MODEL: "correct the model, or give another",
+    ExitCode.CANNOT_BIND: "give it another address",
+    ExitCode.NO_MEMORY: "make room, or give it a smaller configuration",
+    ExitCode.LIMIT_TOO_LOW: "raise it, then start again",
+    ExitCode.FAILED: "start it again",
+    ExitCode.NOT_READY: "start what it waits for, then start it again",
+}
+
+NO_FD: Final = -1
+
+
+class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One incarnation to run. `supervisor_fd` is its end of the line to its supervisor; -1 without a supervisor.
+
+    `secret` is that supervisor's; `proof` is what it gives to an actor that is started by hand beside it.
+    `start_timeout_s`: as of `run_actor`; a supervisor has times of its own.
+    """
+
+    mesh: str
+    role: str
+    actor_id: str
+    epoch: int
+    config: dict[str, Any]
+    supervisor_fd: int = NO_FD
+    drain_timeout_s: float = 30.0
+    start_timeout_s: float | None = None
+    secret: HostSecret | None = None
+    proof: bytes = b""
+
+
+def run_role(run: RoleRun) -> int:
+    """Run the actor until it is told to stop. Returns its exit code, as in `cli/exit_codes.py`."""
+    directory = MeshDirectory(run.mesh)
+    address = Address(run.actor_id, run.epoch)
+    name_process(run.actor_id)
+    try:
+        config = check_config(run.role, run.config)
+        actor = make_actor(run.role, config, directory.run)
+        supervised = run.supervisor_fd != NO_FD
+        manifest = directory.read_manifest() if supervised else None
+        was_forced = run_actor(
+            actor,
+            address,
+            run_directory=directory.run,
+            supervisor=manifest.supervisor if manifest is not None else None,
+            supervisor_fd=run.supervisor_fd if supervised else None,
+            listen=ZeroMQOptions.of_host(directory.run, config.port) if isinstance(config, RegistryConfig) else None,
+            options=SystemOptions(secret=run.secret, proof=run.proof),
+            drain_timeout_s=run.drain_timeout_s,
+            start_timeout_s=run.start_timeout_s,
+        )
+        return ExitCode.TIMED_OUT if was_forced else ExitCode.OK
+    except CliError as error:
+        return _failed(run, error, StartError(f"{error.what}: {error.why}; {error.do}"))
+    except (CoreFailed, DrainFailed, ActorFailed) as error:
+        told = CliError(f"the {run.role} {address} has ended", why=error.message, do="report it, with the log")
+        core = error.core if isinstance(error, CoreFailed) else ""
+        return _failed(run, told, StartError(error.message, core=core))
+    except Exception as error:
+        # First: a port that cannot be listened on, or a pool that does not fit, may be so for want of descriptors.
+        failure = limit_met(error) or error
+        # Which error a role's start can raise is known to the role: those with a remedy are told, others raised.
+        if not isinstance(failure, _Failure):
+            raise
+        code = exit_code_of(failure)
+        known_epoch = error.known_epoch if isinstance(error, Superseded) else 0
+        if run.supervisor_fd == NO_FD and known_epoch:
+            # Nobody reads errors/ for an actor without a supervisor; the next `meshctl run` reads this.
+            with contextlib.suppress(OSError):
+                directory.issue(run.actor_id, known_epoch)
+        told = CliError(f"the {run.role} {address} cannot start", why=failure.message, do=_REMEDIES[code])
+        told.exit_code = code
+        return _failed(run, told, StartError(str(failure), known_epoch))
+
+
+def _failed(run: RoleRun, told: CliError, error: StartError) -> ExitCode:
+    if run.supervisor_fd != NO_FD:
+        MeshDirectory(run.mesh).write_error(Address(run.actor_id, run.epoch), error)
+    sys.stderr.write(f"{told}\n")
+    return told.exit_code
+
+
+def exit_code_of(error: StartFailure) -> ExitCode:
+    match error:
+        case CliError():
+            return error.exit_code
+        case ModelError():
+            return ExitCode.BAD_MODEL
+        case BindError():
+            return ExitCode.CANNOT_BIND
+        case PoolExhaustedMemory() | DeviceMemoryShort():
+            return ExitCode.NO_MEMORY
+        case NotReadyInTime():
+            return ExitCode.NOT_READY
+        case LimitReached():
+            return ExitCode.LIMIT_TOO_LOW
+        case GroupNotFormed() | Superseded():
+            # Another rank was not there in time, or the epoch was too low: the next try may succeed.
+            return ExitCode.FAILED
+        case BadSetting() | WrongMesh() | BadApiKeys() | PoolDenied() | DeviceUnavailable() | WorkerError():
+            return ExitCode.BAD_CONFIG
+        case TransferError():
+            return ExitCode.BAD_CONFIG
+        case DeviceError():
+            # The agent that made the pages has just died, or the device failed in this process: another try may do.
+            return ExitCode.FAILED
+
+
+def make_actor(role: str, config: Any, run: RunDirectory) -> Actor:
+    """The actor of a role; `config` is of the role's own type, as `check_config` returns it."""
+    built_in = BUILT_IN[role]
+    # Only this module is imported: a process pays for its own role alone.
+    make = getattr(importlib.import_module(built_in.module), built_in.actor)
+    match role:
+        case roles.REGISTRY:
+            return make(run, lease_s=config.lease_s, release=release(), config=config)
+        case roles.SCHEDULER:
+            return make(config, ShmHost())
+        case roles.WORKER:
+            from nodes.worker.environment import prepare_environment
+
+            prepare_environment()
+            return make(config, ShmHost() if config.device == CPU else CudaHost(ShmHost()), age=process_age_s)
+        case _:
+            return make(config)
+
+
+def main_of_fork(run: RoleRun, log: str) -> int:
+    leave_terminal(Path(log))
+    return run_role(run)

@@ -1,0 +1,88 @@
+"""Starts the processes of actors: as forks of the zygote, or as interpreters of their own."""
+
+import asyncio
+from typing import Final
+
+from cli.plan.topology import ActorLaunch, Topology
+from cli.supervisor.forks.role import RoleRun
+from cli.supervisor.forks.secret import secret_pipe
+from cli.supervisor.forks.zygote_client import OnFailed, OnForked, ZygoteClient
+from cli.supervisor.kept.mesh_directory import MeshDirectory
+from cli.supervisor.processes.children import Children, actor_environment, spawn_process
+from cli.supervisor.processes.exits import Exits
+from cli.supervisor.told.record import ZYGOTE, SupervisionRecord
+from mesh.membership.proof import HostSecret
+
+# Where an actor that is not forked finds its line and reads the host's secret.
+_LINE_FD: Final = 3
+_SECRET_FD: Final = 4
+
+
+class ActorStarter:
+    """Each process gets a line to its supervisor, and `secret`.
+
+    Callbacks come later on the loop, one of the two for each start.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        directory: MeshDirectory,
+        children: Children,
+        exits: Exits,
+        record: SupervisionRecord,
+        secret: HostSecret,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._directory = directory
+        self._secret = secret
+        self._forks = topology.forks
+        supervision = topology.settings.supervision
+        self._drain_timeout_s = supervision.drain_timeout_s
+        self._environment = actor_environment(topology.num_threads)
+        self._zygote = ZygoteClient(
+            children,
+            exits,
+            topology.preloads,
+            on_death=record.zygote_death,
+            log=directory.log(ZYGOTE),
+            environment=self._environment,
+            timeout_s=supervision.start_timeout_s,
+        )
+
+    def warm(self) -> None:
+        """Start the zygote, which takes longer than any actor, if the mesh needs one."""
+        if self._forks:
+            self._zygote.start()
+
+    def start(self, launch: ActorLaunch, epoch: int, line: int, on_started: OnForked, on_failed: OnFailed) -> None:
+        """`line` is the actor's end of its line, and remains the caller's."""
+        if launch.start == "fork":
+            run = RoleRun(
+                mesh=self._directory.mesh,
+                role=launch.role,
+                actor_id=launch.actor_id,
+                epoch=epoch,
+                config=launch.supervised_config,
+                drain_timeout_s=self._drain_timeout_s,
+                secret=self._secret,
+            )
+            self._zygote.fork(run, self._directory.log(launch.actor_id), line, on_started, on_failed)
+            return
+        arguments = ["-m", "cli", "run", launch.role, "--name", self._directory.mesh]
+        arguments += ["--actor-id", launch.actor_id, "--epoch", str(epoch)]
+        arguments += ["--config", str(self._directory.path / "configs" / f"{launch.actor_id}.json")]
+        arguments += ["--supervisor-fd", str(_LINE_FD), "--drain-timeout", f"{self._drain_timeout_s:g}"]
+        arguments += ["--secret-fd", str(_SECRET_FD)]
+        try:
+            with secret_pipe(self._secret) as secret:
+                fds = {_LINE_FD: line, _SECRET_FD: secret}
+                process = spawn_process(arguments, self._directory.log(launch.actor_id), fds, self._environment)
+        except OSError as error:
+            # Not at once: the commands that the core's last event led to are still being performed.
+            self._loop.call_soon(on_failed, str(error), False)
+        else:
+            self._loop.call_soon(on_started, process)
+
+    def close(self) -> None:
+        self._zygote.close()

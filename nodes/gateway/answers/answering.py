@@ -1,0 +1,32 @@
+"""What a surface has in order to answer one call. Made by `calls/completions.py`."""
+
+from typing import NamedTuple
+
+from nodes.gateway.answers.responses import Head
+from nodes.gateway.answers.token_details import TokenDetails
+from nodes.gateway.jobs.answer_events import Answers, Joined
+from nodes.gateway.jobs.validation import Job
+from nodes.gateway.requests.outputs import Generation, Piece
+
+
+class Answering(NamedTuple):
+    """All that an answer is made of. `answers` None: texts are shown as they come."""
+
+    head: Head
+    job: Job
+    generation: Generation
+    details: TokenDetails
+    answers: Answers | None = None
+
+    def joined(self, piece: Piece) -> Joined:
+        """The whole answer of a sample that has ended, whose only piece this is."""
+        return Joined(piece.text) if self.answers is None else self.answers.joined(piece.number, piece.text)
+
+    def call_id(self, number: int, index: int) -> str:
+        """The id of a call of a sample; there are none without `answers`."""
+        assert self.answers is not None, "texts that are not taken apart have no calls"
+        return self.answers.call_id(number, index)
+
+    def num_calls(self, number: int) -> int:
+        """Whole calls of tools in a sample so far."""
+        return 0 if self.answers is None else self.answers.samples[number].num_calls
