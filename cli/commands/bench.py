@@ -5,7 +5,6 @@ else the machine does meets both.
 """
 
 import os
-import resource
 import secrets
 import sys
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from cli.bench.chart import chart
 from cli.bench.client import MakeBody, Server
 from cli.bench.first_model import first_model
 from cli.bench.form import Form, refusal_in, without
-from cli.bench.loops import MOST_OPEN, Run, closed_loop, open_loop
+from cli.bench.loops import Run, closed_loop, open_loop
 from cli.bench.report import HEADER, TURN_HEADER, foot_lines, head_lines, ratio_lines, rows, turn_line
 from cli.bench.summary import Summary, ratios, summarize, times_ms
 from cli.bench.workload import (
@@ -40,6 +39,7 @@ from cli.client import find_mesh
 from cli.errors import CliError, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.output import print_json, print_table
+from mesh.runtime.process_limits import raise_limits
 
 _DEFAULT_REQUESTS: Final = 64
 _DEFAULT_CLIENTS: Final = 16
@@ -165,7 +165,7 @@ def bench(name: str, target: Target, beside: Target | None, asked: Asked, svg: P
         # With the seed of the run before, its prompts would be in the server's cache.
         asked = replace(asked, seed=secrets.randbits(32))
     workload = workload_of(asked)
-    _allow_descriptors()
+    raise_limits()
     sides = [
         _side(target if target.url else Target(_mesh_url(name), target.key_file, target.model), own_key(os.environ))
     ]
@@ -269,14 +269,6 @@ def _mesh_url(name: str) -> str:
         why, do = "it is an engine's, and has no HTTP", "give the address of a server with --url"
         raise WrongUsage(f"the mesh {name!r} cannot be asked from here", why=why, do=do)
     return url
-
-
-def _allow_descriptors() -> None:
-    """As many as requests may be open, or as this user may have: each has a connection."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_OPEN + 64 if hard == resource.RLIM_INFINITY else min(MOST_OPEN + 64, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _pairs(whole: _Bench) -> list[tuple[Summary, Summary]]:
