@@ -1,5 +1,6 @@
 """Machines that cannot be hosts of a mesh are told why and what to do; who serves notices nothing of them."""
 
+import shutil
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -8,6 +9,7 @@ import pytest
 
 from cli.exit_codes import ExitCode
 from mesh.testing.ports import free_port
+from nodes.model_spec.resolve import BUNDLED_DIRECTORY
 from tests.process.topologies import SERVING, write_topology
 
 pytestmark = pytest.mark.process
@@ -63,3 +65,23 @@ def test_hosts_that_cannot_join_are_told_why_and_disturb_nobody(host, another_ho
         assert "Traceback" not in result.stderr
     assert {name: one["pid"] for name, one in host.ps().items()} == serving
     assert host.say("hello", model="echo") == host.say("hello", model="echo")
+
+
+def test_a_host_whose_copy_of_the_weights_differs_is_refused(host, another_host):
+    copies = [shutil.copytree(BUNDLED_DIRECTORY / "tiny", host.base / where / "model") for where in ("a", "b")]
+    with (copies[1] / "model.safetensors").open("r+b") as weights:
+        # The last number of the file, in bfloat16.
+        weights.seek(-2, 2)
+        weights.write(b"\x00\x40")
+    file = host.base / "mesh.toml"
+    settings = {"model": str(copies[0]), "insecure": True}
+    write_topology(file, host.port, {"head": SERVING | {"mixed": 1}}, pages=300, **settings)
+    host.up("-f", str(file), "--host", "head")
+    token = host.meshctl("keys", "token").stdout.strip()
+    plain = ("--join", token, "--decode", "1", "--address", FREE)
+    result = another_host().meshctl("up", *plain, "--host", "e", "--model", str(copies[1]))
+    assert result.returncode == ExitCode.BAD_CONFIG, result.stderr
+    assert "model is model (" in result.stderr
+    e = another_host()
+    joined = e.up(*plain, "--host", "e", "--model", str(copies[0]), wait=False)
+    e.wait_until(lambda: "is ready in" in joined.log.read_text(), "the same weights at another place may join")
