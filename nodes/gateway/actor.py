@@ -76,9 +76,9 @@ class Gateway(LocalGateway):
         if self.server is None or not shares_port:
             await super().drain()
             return
-        self.service.begin_drain(turn_away=False)
+        self.service.door.begin_drain(turn_away=False)
         await self.server.quiet()
-        await self.service.emptied()
+        await self.service.door.emptied()
 
     @override
     async def stop(self) -> None:

@@ -81,8 +81,8 @@ class LocalGateway(Actor):
 
     async def drain(self) -> None:
         """Finish what is here; new calls get a 503."""
-        self.service.begin_drain(turn_away=True)
-        await self.service.emptied()
+        self.service.door.begin_drain(turn_away=True)
+        await self.service.door.emptied()
 
     async def stop(self) -> None:
         if self._service is not None:
@@ -94,9 +94,9 @@ class LocalGateway(Actor):
             return {}
         core = self._service.core
         return self._service.account.figures() | {
-            CALLS_IN_FLIGHT: float(self._service.num_calls),
-            "mesh_gateway_clients": float(len(self._service.in_flight)),
-            "mesh_gateway_over_share_total": float(self._service.num_over_share),
+            CALLS_IN_FLIGHT: float(self._service.door.num_calls),
+            "mesh_gateway_clients": float(len(self._service.door.in_flight)),
+            "mesh_gateway_over_share_total": float(self._service.door.num_over_share),
             "mesh_gateway_requests_running": float(core.num_requests - core.num_waiting),
             "mesh_gateway_requests_waiting": float(core.num_waiting),
             "mesh_gateway_cancels_inflight": float(core.num_cancels),

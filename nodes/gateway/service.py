@@ -5,31 +5,25 @@ actor; all calls are made on the event loop's thread.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from secrets import randbits
-from typing import Final, NamedTuple, assert_never
+from typing import NamedTuple, assert_never
 
 from mesh import errors
 from mesh.actor import Answer, Context
 from mesh.calls.batches import cut
-from mesh.calls.persistent_ask import PersistentAsk
-from mesh.errors import CallError, MeshError
+from mesh.errors import MeshError
 from mesh.membership.view import Member
 from mesh.runtime.driver import CoreDriver
 from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Channel
-from nodes.api_keys.entries import ApiKey
-from nodes.gateway.admission.in_flight import InFlight, Place
-from nodes.gateway.admission.key_use import KeyUse
+from nodes.gateway.admission.door import Door
+from nodes.gateway.admission.in_flight import Place
 from nodes.gateway.admission.named_calls import NamedCalls
-from nodes.gateway.asked.answer_form import form_of
-from nodes.gateway.asked.asked_once import AskedOnce
-from nodes.gateway.asked.vocabulary import vocabulary_of
-from nodes.gateway.clients import NOBODY, Client
+from nodes.gateway.asked.tokenizers import Tokenizers
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import ApiError, BadRequest, Internal, TooManyRequests, Unavailable, error_from
+from nodes.gateway.errors import ApiError, BadRequest, error_from
 from nodes.gateway.jobs.fan_out import fan_out
 from nodes.gateway.jobs.validation import Job
 from nodes.gateway.records.account import RequestAccount
@@ -52,12 +46,8 @@ from nodes.gateway.requests.events import (
     DetokenizersChanged,
     End,
     Event,
-    Evicted,
     Failure,
-    MoveChosen,
     PeerLost,
-    RouteChosen,
-    RouteFailed,
     SendCancel,
     SendResend,
     SendSubmit,
@@ -74,39 +64,21 @@ from nodes.protocol import (
     AttemptsCancelled,
     AttemptsSubmitted,
     CancelAttempts,
-    ChooseMoves,
-    DescribeTemplate,
-    DescribeTokenizer,
-    DescribeVocabulary,
-    Detokenize,
-    Detokenized,
-    MovesChosen,
-    Prepare,
     Prepared,
     Resend,
-    Route,
     Submit,
     SubmitAttempts,
-    TokenizerIs,
 )
-from nodes.protocol.attempts import OVER_SHARE
 from nodes.protocol.records import CallsFound, FindCalls
 from nodes.redaction import PromptRedactor
 from nodes.request import AttemptRef
 from nodes.roles import DETOKENIZER, GATEWAY, SCHEDULER, TOKENIZER, WORKER
 from nodes.trace_notes import Noted
 
-ROUTE_TIMEOUT_S = 2.0
-"""Less than a hung tokenizer takes to be killed (2.5 s: three heartbeats and 1 s), so another is asked before that."""
-
 # Size of an attempt on the wire without its tokens, and without its stop strings, which are few.
 _SUBMIT_BYTES = 1024
 _SUBMIT_TIMEOUT_S = 5.0
 """A scheduler answers in its next turn: without an answer for so long, most likely it never had the ask."""
-
-RESERVE: Final = 16
-"""One part in so many more than `max_inflight` is for first calls of clients, if all others are being answered and none
-can give way any more."""
 
 DrawSeed = Callable[[], int]
 
@@ -131,10 +103,6 @@ class GatewayService:
     def __init__(self, ctx: Context, config: GatewayConfig, draw_seed: DrawSeed = draw_secret_seed) -> None:
         self.config = config
         self._draw_seed = draw_seed
-        self.is_draining = False
-        self._turns_away = False
-        self.num_calls = self.num_over_share = 0
-        self.in_flight = InFlight()
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ctx = ctx
         gateway = ctx.address.actor_id
@@ -147,15 +115,10 @@ class GatewayService:
             setup={"gateway": gateway, "config": config},
             redact=PromptRedactor,
         )
-        self._tokenizers = PersistentAsk()
-        self.vocabulary = AskedOnce(lambda: self._ask_tokenizer(DescribeVocabulary(), "logprobs"), vocabulary_of)
-        self.form = AskedOnce(
-            lambda: self._ask_tokenizer(DescribeTemplate(), "messages"), lambda answer: form_of(answer, config)
-        )
-        self.tokenizer_info = AskedOnce(lambda: self._ask_tokenizer(DescribeTokenizer(), ""), _document_of)
+        self.tokenizers = Tokenizers(ctx, config)
+        self.door = Door(config, self._num_gateways, self._core.is_new, self.handle)
         self.schedulers = SchedulerView(ctx)
         self.named = NamedCalls()
-        self.key_use = KeyUse(self._num_gateways, retry_after_s=config.retry_after_s)
         self._outputs: dict[str, _Open] = {}
         # Outputs for which this turn of the loop has brought something, some of them more than once.
         self._fresh: list[CallOutput] = []
@@ -166,7 +129,6 @@ class GatewayService:
         self._is_flushing = False
         self.account = RequestAccount(ctx, config)
         self._timer = DeadlineTimer(lambda: self.ctx, self._core.next_deadline, lambda _: self.handle(Tick()))
-        self._emptied = asyncio.Event()
 
     def _num_gateways(self) -> int:
         # It is among the members only once the registry has said so.
@@ -182,54 +144,6 @@ class GatewayService:
     def continue_trace(self, traceparent: str) -> None:
         self.ctx.continue_trace(traceparent)
 
-    def enter_call(self, client: Client = NOBODY, key: ApiKey | None = None) -> Place:
-        """Called before the body is read; raises `ApiError` if the call, or another one of `key`, cannot be taken.
-
-        `leave_call` has to be called with what is returned.
-        """
-        if self._turns_away:
-            raise Unavailable("This gateway is draining.", code="draining", retry_after_s=self.config.retry_after_s)
-        if key is not None:
-            self.key_use.enter(key)
-        most, num = self.config.max_inflight, self.in_flight.num_calls
-        has_room = num < most or self._make_room(client, 1, 1)
-        if not has_room and (self.in_flight.num_of(client) or num >= most + most // RESERVE):
-            if key is not None:
-                self.key_use.leave(key)
-            message = f"{num} calls are in flight, the maximum for this gateway (max_inflight)."
-            raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
-        place = Place(client, key)
-        self.in_flight.enter(place)
-        self.num_calls += 1
-        return place
-
-    def _make_room(self, client: Client, size: int, num_needed: int) -> bool:
-        """Refuse calls without output of clients that have more than `client`; False if it is the one to be refused."""
-        refused = self.in_flight.to_refuse(client, size, num_needed, self._is_new)
-        for place in refused or ():
-            most, num = self.config.max_inflight, self.in_flight.num_of(place.client)
-            message = (
-                f"This gateway has as many requests as it may (max_inflight {most}); this client has most of them,"
-                f" {num} calls, and the newest of these gives way to another client's: send fewer at once, or try again"
-                " later."
-            )
-            self.in_flight.leave(place)
-            self.num_over_share += 1
-            # In one event: what is cancelled at a scheduler is one ask then.
-            self.handle(Evicted(place.request_ids, Failure(OVER_SHARE, message)))
-        return refused is not None
-
-    def _is_new(self, place: Place) -> bool:
-        return bool(place.request_ids) and all(map(self._core.is_new, place.request_ids))
-
-    def leave_call(self, place: Place) -> None:
-        if place.key is not None:
-            self.key_use.leave(place.key)
-        self.in_flight.leave(place)
-        self.num_calls -= 1
-        if self.num_calls == 0:
-            self._emptied.set()
-
     def check_priority(self, priority: int) -> None:
         """Raise `BadRequest` for a priority that a scheduler of the mesh would ignore."""
         if priority and (others := self.schedulers.policies_without_priority()):
@@ -238,36 +152,6 @@ class GatewayService:
                 " Leave it out, or have the operator set policy = 'priority' under [roles.scheduler]."
             )
             raise BadRequest(message, param="priority", code="unsupported_parameter")
-
-    async def prepare(self, question: Prepare, *, prompt_param: str) -> Prepared:
-        """Token ids and routes from a tokenizer; raises `ApiError`."""
-        note, name = self.ctx.trace.note, question.request_id
-        note(Noted.PREPARING, name, _num_prompts(question))
-        answer = (await self._ask_tokenizer(question, prompt_param)).message
-        if not isinstance(answer, Prepared) or not _fits(question, answer):
-            raise Internal("A tokenizer gave an answer that does not match the request.")
-        note(Noted.PREPARED, name, sum(map(len, answer.token_ids)), int(answer.elapsed_s * 1e6))
-        return answer
-
-    async def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """Text of token ids; raises `ApiError`."""
-        question = Detokenize(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        answer = (await self._ask_tokenizer(question, "tokens")).message
-        if not isinstance(answer, Detokenized):
-            raise Internal("A tokenizer gave an answer that does not match the request.")
-        return answer.text
-
-    async def _ask_tokenizer(
-        self, question: Prepare | Detokenize | DescribeVocabulary | DescribeTemplate | DescribeTokenizer, param: str
-    ) -> Answer:
-        timeout_s, patience_s = self.config.prepare_timeout_s, self.config.role_wait_s
-        try:
-            return await self._tokenizers.ask_any(
-                self.ctx, TOKENIZER, question, timeout_s=timeout_s, patience_s=patience_s
-            )
-        except CallError as error:
-            retry_after_s = self.config.retry_after_s
-            raise error_from(_failure_of(error), retry_after_s=retry_after_s, default_param=param) from error
 
     def open(
         self,
@@ -280,11 +164,11 @@ class GatewayService:
     ) -> Generation:
         """Start all requests of a call; raises `ApiError` if the context, this gateway or its key has no room for them.
 
-        `place` is the call's, from `enter_call`. `abandon` has to be called with both.
+        `place` is the call's, from `Door.enter`. `abandon` has to be called with both.
         """
         place = place or Place()
         if place.key is not None:
-            self.key_use.check_tokens(place.key, prepared.token_ids)
+            self.door.key_use.check_tokens(place.key, prepared.token_ids)
         requests = fan_out(
             job,
             prepared.token_ids,
@@ -296,16 +180,7 @@ class GatewayService:
             second_from=prepared.second_from,
             client=place.client,
         )
-        # Counted in requests here; `enter_call` counts calls, which may have many samples each.
-        most, num = self.config.max_inflight, self._core.num_requests
-        num_needed = num + len(requests) - most
-        # What is larger than the whole gateway would refuse all others for nothing.
-        has_room = num_needed <= 0 or (
-            len(requests) <= most and self._make_room(place.client, len(requests), num_needed)
-        )
-        if not has_room and (self.in_flight.num_of(place.client) > 1 or num_needed > most // RESERVE):
-            message = f"{num} requests are in flight; {len(requests)} more would exceed the limit of {most}."
-            raise TooManyRequests(message, retry_after_s=self.config.retry_after_s)
+        self.door.admit(place, len(requests), self._core.num_requests)
         samples_per_prompt = len(requests) // len(prepared.token_ids)
         output = CallOutput(
             len(requests),
@@ -315,8 +190,8 @@ class GatewayService:
         )
         generation = Generation(requests, output, len(prepared.token_ids))
         if place.key is not None:
-            self.key_use.begin(place.key, generation)
-        self.in_flight.opened(place, generation.request_ids)
+            self.door.key_use.begin(place.key, generation)
+        self.door.in_flight.opened(place, generation.request_ids)
         if track is not None:
             track.opened(generation)
         for index, request in enumerate(requests):
@@ -327,8 +202,8 @@ class GatewayService:
     def abandon(self, generation: Generation, place: Place | None = None) -> None:
         if place is not None:
             if place.key is not None:
-                self.key_use.end(place.key, generation)
-            self.in_flight.closed(place, generation.request_ids)
+                self.door.key_use.end(place.key, generation)
+            self.door.in_flight.closed(place, generation.request_ids)
         for request_id in generation.request_ids:
             # Mostly all have ended, and the core would be told for nothing.
             if request_id in self._outputs:
@@ -347,7 +222,7 @@ class GatewayService:
 
     def stop(self) -> None:
         """End every request, so that every call gets its error while there is still a connection for it."""
-        self.begin_drain(turn_away=True)
+        self.door.begin_drain(turn_away=True)
         if not self.stopping.done():
             self.stopping.set_result(None)
         self.handle(Stopping())
@@ -357,22 +232,11 @@ class GatewayService:
             self._end(End(request_id, None, failure, 0, 0, 0, 0.0))
         self._flush()
 
-    def begin_drain(self, *, turn_away: bool) -> None:
-        """Stop being ready; with `turn_away`, new calls get a 503."""
-        self.is_draining = True
-        self._turns_away = turn_away
-
-    async def emptied(self) -> None:
-        while self.num_calls:
-            # In a loop: a new call may have come between the end of the last one and this task's turn.
-            self._emptied.clear()
-            await self._emptied.wait()
-
     def members(self) -> list[Member]:
         return self.ctx.members.all()
 
     def missing_roles(self) -> list[str]:
-        missing = ["this gateway is draining"] if self.is_draining else []
+        missing = ["this gateway is draining"] if self.door.is_draining else []
         members = self.ctx.members
         roles = (TOKENIZER, DETOKENIZER, SCHEDULER, WORKER)
         missing += [f"no {role} is ready" for role in roles if not members.by_role(role)]
@@ -389,7 +253,7 @@ class GatewayService:
     def on_members(self, changes: Iterable[Member]) -> None:
         roles = {member.role for member in changes}
         if roles & {TOKENIZER, SCHEDULER, DETOKENIZER}:
-            self._tokenizers.members_changed()
+            self.tokenizers.members_changed()
         if DETOKENIZER in roles:
             self.handle(DetokenizersChanged([m.actor_id for m in self.ctx.members.by_role(DETOKENIZER)]))
         if SCHEDULER in roles:
@@ -525,60 +389,11 @@ class GatewayService:
             self.handle(CancelFailed(scheduler, lost=False))
 
     async def _ask_route(self, command: AskRoute) -> None:
-        request_id = command.message.request_id
-        self.ctx.trace.note(Noted.ROUTING, request_id, command.attempt)
-        try:
-            asked = self._tokenizers.ask_any(
-                self.ctx, TOKENIZER, command.message, timeout_s=ROUTE_TIMEOUT_S, patience_s=0.0
-            )
-            answer = (await asked).message
-        except CallError as error:
-            self.ctx.trace.note(Noted.ROUTED, request_id, command.attempt)
-            self.handle(RouteFailed(request_id, command.attempt, _failure_of(error)))
-            return
-        self.ctx.trace.note(Noted.ROUTED, request_id, command.attempt, isinstance(answer, Route))
-        if isinstance(answer, Route):
-            self.handle(RouteChosen(request_id, command.attempt, answer))
-        else:
-            self.handle(RouteFailed(request_id, command.attempt, _unfitting("a tokenizer")))
+        self.handle(await self.tokenizers.choose_route(command))
 
     async def _ask_moves(self, asked: list[AskMove]) -> None:
-        """Requests of one group. Those for which there is no answer stay, and lose nothing by it."""
-        note, holder = self.ctx.trace.note, asked[0].holder
-        for one in asked:
-            note(Noted.ROUTING, one.message.request_id, one.attempt)
-        # They were gathered in one turn of the loop: the least time is right for all, and moves none in vain.
-        returns_in_s = min(one.returns_in_s for one in asked)
-        requests = [one.message for one in asked]
-        question = ChooseMoves(holder=holder, returns_in_s=returns_in_s, requests=requests)
-        routes: dict[str, Route] = {}
-        with contextlib.suppress(CallError):
-            answer = await self._tokenizers.ask_any(
-                self.ctx, TOKENIZER, question, timeout_s=ROUTE_TIMEOUT_S, patience_s=0.0
-            )
-            routes = answer.message.routes if isinstance(answer.message, MovesChosen) else routes
-        for one in asked:
-            request_id = one.message.request_id
-            note(Noted.ROUTED, request_id, one.attempt, request_id in routes)
-            if (route := routes.get(request_id)) is not None:
-                self.handle(MoveChosen(request_id, one.attempt, holder, route))
-
-
-def _num_prompts(question: Prepare) -> int:
-    return len(question.texts or question.token_ids or [None])
-
-
-def _fits(question: Prepare, answer: Prepared) -> bool:
-    """Whether there is something for all that was asked."""
-    num_prompts = _num_prompts(question)
-    due = (num_prompts, num_prompts if question.route else 0, len(question.words), len(question.seconds or ()))
-    return due == tuple(map(len, (answer.token_ids, answer.routes, answer.words, answer.second_from)))
-
-
-def _document_of(answer: Answer) -> bytes:
-    if not isinstance(answer.message, TokenizerIs):
-        raise Internal("A tokenizer gave an answer that does not match the request.")
-    return answer.message.document
+        for chosen in await self.tokenizers.choose_moves(asked):
+            self.handle(chosen)
 
 
 def _failure_of(error: MeshError) -> Failure:

@@ -214,11 +214,11 @@ class EndingMesh(HostedMesh):
     async def _request(self, service: Any, job: Any, abandon_after_s: float | None, outcomes: list[Outcome]) -> None:
         """As on the HTTP side: what is refused is told, and a drain waits for what was taken in."""
         try:
-            place = service.enter_call()
+            place = service.door.enter()
             try:
                 await super()._request(service, job, abandon_after_s, outcomes)
             finally:
-                service.leave_call(place)
+                service.door.leave(place)
         except ApiError as error:
             outcomes.append(Outcome(failure=error))
 

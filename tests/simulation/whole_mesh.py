@@ -403,7 +403,7 @@ class SimulatedMesh:
 
     async def _request(self, service: Any, job: Job, abandon_after_s: float | None, outcomes: list[Outcome]) -> None:
         track = service.account.begin(RequestNames(job.prepare.request_id), service.now())
-        prepared = await service.prepare(job.prepare, prompt_param=job.prompt_param)
+        prepared = await service.tokenizers.prepare(job.prepare, prompt_param=job.prompt_param)
         track.prepared(service.now(), prepared.elapsed_s)
         # Two clients, told apart by what a seed draws anyway.
         place = Place(Client("odd" if len(prepared.token_ids[0]) % 2 else "even"))

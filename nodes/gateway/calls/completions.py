@@ -91,20 +91,25 @@ class CompletionEndpoint(JobEndpoint):
     async def _ask(self, job: Job) -> _Prepared:
         form = _PLAIN
         if job.answer.is_chat:
-            form = await self._service.form.get()
+            form = await self._service.tokenizers.form.get()
             form.check_tools(job.tools)
             job = with_calls(job, form)
             if form.is_parsed(job.answer.tools):
                 job = job._replace(shown_ids=form.shown_ids)
-        prepared, fields = await self._service.prepare(job.prepare, prompt_param=job.prompt_param), job.tokens
+        prepared, fields = (
+            await self._service.tokenizers.prepare(job.prepare, prompt_param=job.prompt_param),
+            job.tokens,
+        )
         # What is left of a prompt that was cut is not its text.
         texts = [] if job.prepare.truncate_to else job.prepare.texts or []
         if fields.echo and not texts:
-            texts = [await self._service.detokenize(ids, skip_special_tokens=False) for ids in prepared.token_ids]
+            texts = [
+                await self._service.tokenizers.detokenize(ids, skip_special_tokens=False) for ids in prepared.token_ids
+            ]
         job = after_reasoning(job, form, prepared.prompt_tail)
         if fields.reads is None and fields.prompt_reads is None:
             return _Prepared(job, form, prepared, None, texts)
-        return _Prepared(job, form, prepared, await self._service.vocabulary.get(), texts)
+        return _Prepared(job, form, prepared, await self._service.tokenizers.vocabulary.get(), texts)
 
     def _answering(self, told: _Prepared, generation: Generation) -> Answering:
         job, form, prepared, vocabulary, texts = told

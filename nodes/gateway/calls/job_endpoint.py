@@ -51,7 +51,7 @@ class JobEndpoint(ABC):
             self._service.account.end(track, status, code)
 
     async def _serve(self, call: HttpCall, track: CallTrack) -> None:
-        place = call.entered(self._service.enter_call(call.client, call.key))
+        place = call.entered(self._service.door.enter(call.client, call.key))
         try:
             self._observer.came(call.names)
             if call.names.traceparent:
@@ -75,7 +75,7 @@ class JobEndpoint(ABC):
                     error.rename(job.name_of)
                     raise
         finally:
-            self._service.leave_call(place)
+            self._service.door.leave(place)
 
     @abstractmethod
     async def _read(self, call: HttpCall, body: bytes) -> Job:

@@ -193,8 +193,8 @@ class ControlPages:
     @contextmanager
     def _entered(self, call: HttpCall) -> Generator[None]:
         """A call that a drain waits for."""
-        place = self._service.enter_call(call.client, call.key)
+        place = self._service.door.enter(call.client, call.key)
         try:
             yield
         finally:
-            self._service.leave_call(place)
+            self._service.door.leave(place)

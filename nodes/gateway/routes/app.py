@@ -131,9 +131,9 @@ class Pages:
         question, unknown_fields = self._validator.tokenize(body, call.request_id)
         self._observer.unknown_fields(unknown_fields, call.names.path)
         if question.tools is not None:
-            (await self._service.form.get()).check_tools(ToolUse(question.tools))
+            (await self._service.tokenizers.form.get()).check_tools(ToolUse(question.tools))
         param = "prompt" if question.chat is None else "messages"
-        prepared = await self._service.prepare(question, prompt_param=param)
+        prepared = await self._service.tokenizers.prepare(question, prompt_param=param)
         token_ids = prepared.token_ids[0]
         answer = Tokenized(count=len(token_ids), max_model_len=self._config.context_length, tokens=token_ids)
         await call.respond(200, msgspec.json.encode(answer))
@@ -141,24 +141,24 @@ class Pages:
     async def count_tokens(self, call: HttpCall) -> None:
         question, unknown_fields = MESSAGES.counted(self._validator, await self._read(call), call.request_id)
         self._observer.unknown_fields(unknown_fields, call.names.path)
-        prepared = await self._service.prepare(question, prompt_param="messages")
+        prepared = await self._service.tokenizers.prepare(question, prompt_param="messages")
         await call.respond(200, msgspec.json.encode(TokensCount(input_tokens=len(prepared.token_ids[0]))))
 
     async def detokenize(self, call: HttpCall) -> None:
         body, unknown_fields = self._validator.detokenize(await self._read(call))
         self._observer.unknown_fields(unknown_fields, call.names.path)
         skip = bool(body.skip_special_tokens)
-        text = await self._service.detokenize(body.tokens, skip_special_tokens=skip)
+        text = await self._service.tokenizers.detokenize(body.tokens, skip_special_tokens=skip)
         await call.respond(200, msgspec.json.encode(DetokenizedText(prompt=text)))
 
     async def metrics(self, call: HttpCall) -> None:
         await call.respond(200, await self._scraper.page(), content_type=CONTENT_TYPE)
 
     async def tokenizer_info(self, call: HttpCall) -> None:
-        await call.respond(200, await self._service.tokenizer_info.get())
+        await call.respond(200, await self._service.tokenizers.info.get())
 
     async def load(self, call: HttpCall) -> None:
-        await call.respond(200, msgspec.json.encode(ServerLoad(server_load=self._service.num_calls)))
+        await call.respond(200, msgspec.json.encode(ServerLoad(server_load=self._service.door.num_calls)))
 
     async def version(self, call: HttpCall) -> None:
         await call.respond(200, msgspec.json.encode(Version(version=self._version)))
@@ -173,12 +173,12 @@ class Pages:
         await call.respond(200, PAGE, content_type=HTML, headers=HEADERS)
 
     async def _read(self, call: HttpCall) -> bytes:
-        place = self._service.enter_call(call.client, call.key)
+        place = self._service.door.enter(call.client, call.key)
         try:
             return await call.read_body(self._budget)
         finally:
             call.forget_body()
-            self._service.leave_call(place)
+            self._service.door.leave(place)
 
     def _card(self, name: str) -> ModelCard:
         config = self._config

@@ -40,12 +40,12 @@ class HealthPages:
     async def _what_hinders(self) -> list[str]:
         timeout_s = self._config.health_timeout_s
         try:
-            place = self._service.enter_call(HEALTH)
+            place = self._service.door.enter(HEALTH)
             try:
                 async with asyncio.timeout(timeout_s):
                     return await self._generate(place)
             finally:
-                self._service.leave_call(place)
+                self._service.door.leave(place)
         except TimeoutError:
             return [f"no token came within {timeout_s:g} s"]
         except ApiError as error:
@@ -53,7 +53,7 @@ class HealthPages:
 
     async def _generate(self, place: Place) -> list[str]:
         job = self._validator.probe(_PROBE, f"health-{uuid4().hex}")
-        prepared = await self._service.prepare(job.prepare, prompt_param=job.prompt_param)
+        prepared = await self._service.tokenizers.prepare(job.prepare, prompt_param=job.prompt_param)
         generation = self._service.open(job, prepared, self._service.now(), place=place)
         try:
             output = generation.output

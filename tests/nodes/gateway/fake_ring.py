@@ -430,7 +430,7 @@ class Ring(Actors):
         """Nothing of any request is left anywhere."""
         core = self.gateway.service.core
         held = [s.actor.held for s in self.systems.values() if isinstance(s.actor, FakeScheduler)]
-        return not any(held) and core.is_idle and self.gateway.service.num_calls == 0
+        return not any(held) and core.is_idle and self.gateway.service.door.num_calls == 0
 
 
 def play(scenario: Callable[[Ring, httpx.AsyncClient], Awaitable[None]], **settings: Any) -> None:

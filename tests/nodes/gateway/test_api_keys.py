@@ -181,7 +181,7 @@ def test_a_key_has_so_many_requests_at_work_and_no_more(tmp_path: Path) -> None:
         ring.faults.silent = False
         ring.scheduler.wake()
         assert [(await one).status_code for one in running] == [200, 200]
-        await until(lambda: not len(service.key_use))
+        await until(lambda: not len(service.door.key_use))
         assert (await client.post(path, json=CHAT, headers=ALICE)).status_code == 200
 
     with_keys(tmp_path, test, "alice requests=2", "bob")
@@ -208,7 +208,7 @@ def test_a_key_has_so_many_tokens_at_work_and_no_more(tmp_path: Path) -> None:
         ring.faults.silent = False
         ring.scheduler.wake()
         assert (await running).status_code == 200
-        await until(lambda: not len(ring.gateway.service.key_use))
+        await until(lambda: not len(ring.gateway.service.door.key_use))
         assert (await asked(30)).status_code == 200
 
     with_keys(tmp_path, test, "alice tokens=30")

@@ -232,7 +232,7 @@ def full(stream: bool, fields: dict[str, Any], is_full: Callable[[Ring], bool]) 
         ring.scheduler.wake()
         assert (await light).status_code == 200
         assert sorted(one.result().status_code for one in heavy) == ([200, 200] if stream else [200, 429])
-        assert ring.gateway.service.num_over_share == 1
+        assert ring.gateway.service.door.num_over_share == 1
 
     play(test, trusted_proxies=("127.0.0.1",), max_inflight=4 if "n" in fields else 2)
 

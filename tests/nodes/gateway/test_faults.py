@@ -218,7 +218,7 @@ async def test_a_gateway_full_of_requests_says_so(ring, client) -> None:
 async def test_a_gateway_full_of_calls_says_so(ring, client) -> None:
     ring.faults.prepare_silent = True
     tasks = [asyncio.ensure_future(complete(client)) for _ in "ab"]
-    await until(lambda: ring.gateway.service.num_calls == 2)
+    await until(lambda: ring.gateway.service.door.num_calls == 2)
     error_of(await complete(client), 429, "too_many_requests")
     error_of(await client.post("/tokenize", json={"prompt": "x"}), 429, "too_many_requests")
     ring.faults.prepare_silent = False
@@ -299,17 +299,17 @@ async def test_a_client_that_reads_nothing_is_cut_off(ring, client, monkeypatch:
 
 async def test_a_client_that_leaves_while_its_prompt_is_prepared(ring, client) -> None:
     ring.faults.prepare_silent = True
-    await leave_after(ring, {"prompt": PROMPT}, 0, lambda: ring.gateway.service.num_calls == 1)
-    await until(lambda: ring.gateway.service.num_calls == 0, 0.5)
+    await leave_after(ring, {"prompt": PROMPT}, 0, lambda: ring.gateway.service.door.num_calls == 1)
+    await until(lambda: ring.gateway.service.door.num_calls == 0, 0.5)
 
 
 @pytest.mark.settings(body_timeout_s=30.0)
 async def test_a_client_that_leaves_in_its_body(ring, client) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
-    await until(lambda: ring.gateway.service.num_calls == 1)
+    await until(lambda: ring.gateway.service.door.num_calls == 1)
     writer.close()
-    await until(lambda: ring.gateway.service.num_calls == 0, 0.5)
+    await until(lambda: ring.gateway.service.door.num_calls == 0, 0.5)
 
 
 class KeepsUp:
@@ -466,7 +466,7 @@ async def test_stopping_under_load_leaves_no_task() -> None:
         await until(lambda: len(ring.scheduler.held) == 4)
         ring.faults.prepare_silent = True
         waiting = asyncio.ensure_future(complete(client))
-        await until(lambda: ring.systems["g0"].actor.service.num_calls == 5)
+        await until(lambda: ring.systems["g0"].actor.service.door.num_calls == 5)
         await ring.systems.pop("g0").stop()
         for response in await asyncio.gather(*tasks):
             assert '"shutting_down"' in response.text
@@ -513,7 +513,9 @@ async def test_without_http_a_simulation_drives_the_service() -> None:
     async with Ring(serve_http=False) as ring:
         service = ring.gateway.service
         job = Validator(CONFIG).text(json.dumps({"prompt": PROMPT, "max_tokens": 50}).encode(), "cmpl-sim")
-        generation = service.open(job, await service.prepare(job.prepare, prompt_param="prompt"), service.now())
+        generation = service.open(
+            job, await service.tokenizers.prepare(job.prepare, prompt_param="prompt"), service.now()
+        )
         while not generation.output.is_finished:
             await generation.output.wait()
         (piece,) = generation.output.take()

@@ -65,7 +65,7 @@ async def test_load_is_the_number_of_calls_that_are_being_answered(ring, client)
     ring.faults.silent = False
     ring.scheduler.wake()
     assert [(await one).status_code for one in asked] == [200, 200]
-    await until(lambda: ring.gateway.service.num_calls == 0)
+    await until(lambda: ring.gateway.service.door.num_calls == 0)
     assert (await client.get("/load")).json() == {"server_load": 0}
 
 

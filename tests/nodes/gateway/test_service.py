@@ -44,7 +44,7 @@ def job(**fields: Any) -> Any:
 
 async def begin(ring: Ring, **fields: Any) -> Any:
     wanted, service = job(**fields), ring.gateway.service
-    return service.open(wanted, await service.prepare(wanted.prepare, prompt_param="prompt"), service.now())
+    return service.open(wanted, await service.tokenizers.prepare(wanted.prepare, prompt_param="prompt"), service.now())
 
 
 async def generate(ring: Ring, **fields: Any) -> Any:
@@ -87,10 +87,10 @@ async def test_a_tokenizer_s_answer_that_does_not_fit(ring: Ring, answer: Any) -
     confused.answer = answer
     await take_place(ring, "tok0", confused)
     with pytest.raises(ApiError, match="does not match"):
-        await ring.gateway.service.prepare(job().prepare, prompt_param="prompt")
+        await ring.gateway.service.tokenizers.prepare(job().prepare, prompt_param="prompt")
     if not isinstance(answer, Detokenized):
         with pytest.raises(ApiError, match="does not match"):
-            await ring.gateway.service.detokenize([1], skip_special_tokens=False)
+            await ring.gateway.service.tokenizers.detokenize([1], skip_special_tokens=False)
 
 
 async def test_a_route_that_is_none(ring: Ring) -> None:
@@ -100,7 +100,7 @@ async def test_a_route_that_is_none(ring: Ring) -> None:
     ring.faults.step_s = 0.02
     wanted = job()
     service = ring.gateway.service
-    prepared = await service.prepare(wanted.prepare, prompt_param="prompt")
+    prepared = await service.tokenizers.prepare(wanted.prepare, prompt_param="prompt")
     confused.answer = Detokenized(text="x")
     generation = service.open(wanted, prepared, service.now())
     await until(lambda: service.core.num_waiting == 1 and service.core.num_retries == 1)

@@ -77,7 +77,7 @@ class VectorEndpoint(JobEndpoint):
         for part in parts_of(work.inputs, job.prepare):
             param = part.names[0] if len(part.names) == 1 else job.prompt_param
             try:
-                answer = await self._service.prepare(part.prepare, prompt_param=param)
+                answer = await self._service.tokenizers.prepare(part.prepare, prompt_param=param)
             except BadRequest as error:
                 if error.code != "context_length_exceeded":
                     raise

@@ -76,7 +76,7 @@ async def test_a_page_is_told_the_mesh_its_history_and_its_calls_and_then_what_i
             event = await anext(read)
         assert ring.gateway.stats()["mesh_gateway_pages"] == 1
     await until(lambda: ring.gateway.stats()["mesh_gateway_pages"] == 0)
-    assert ring.gateway.service.num_calls == 0
+    assert ring.gateway.service.door.num_calls == 0
     again = await first(client)
     assert len(again["calls"]) == 1
     assert [(one["actor"], one["epoch"]) for one in again["deaths"]] == [("w0", 1)], "it is remembered"
