@@ -100,6 +100,7 @@ class DiskMesh(SimulatedMesh):
         self.problems: list[str] = []
         self._opened: list[tuple[BadFiles, PageStore]] = []
         self._reading: dict[str, list[Transfer]] = {}
+        self._given_up: set[Transfer] = set()
         self._num_deaths = self.draw.choice((0, 1, MOST_DEATHS))
         self._read_begins = asyncio.Event()
         # Where computing is quicker than the disk nothing is read, and nobody waits for what others read.
@@ -119,6 +120,7 @@ class DiskMesh(SimulatedMesh):
         made.opens, made.counts, made.freed = self.opens, self.counts, self._freed
         # What an earlier one was reading ended with it.
         self._reading.clear()
+        self._given_up.clear()
         return made
 
     @override
@@ -167,7 +169,7 @@ class DiskMesh(SimulatedMesh):
     # restores
 
     def _watch(self, transport: StoreTransport) -> None:
-        post, poll = transport.post, transport.poll
+        post, poll, cancel = transport.post, transport.poll, transport.cancel
 
         def posted(transfer: Transfer) -> None:
             if not transfer.peer.info.layout.tp_rank:
@@ -181,14 +183,22 @@ class DiskMesh(SimulatedMesh):
                     self._ended(transfer)
             return ended
 
+        def cancelled(transfer: Transfer) -> None:
+            if not transfer.peer.info.layout.tp_rank:
+                self._given_up.add(transfer)
+            cancel(transfer)
+
         transport.post = posted  # type: ignore[method-assign]
         transport.poll = polled  # type: ignore[method-assign]
+        transport.cancel = cancelled  # type: ignore[method-assign]
 
     def _begun(self, transfer: Transfer) -> None:
         group = transfer.pool.info.group
         reading = self._reading.setdefault(group, [])
-        # One that was given up may go on beside the next. What is lost on the way may be given up here alone.
-        if self._is_quiet and any(one.error is None and _slots(one) & _slots(transfer) for one in reading):
+        # One that was given up may go on beside the next. Its error alone does not tell: what the disk has read, and a
+        # busy agent has not heard of, gets none by a cancel. What is lost on the way may be given up here alone.
+        going_on = [one for one in reading if one.error is None and one not in self._given_up]
+        if self._is_quiet and any(_slots(one) & _slots(transfer) for one in going_on):
             self.problems.append(f"slots {_slots(transfer)} are read twice at once into pages of {group}")
         reading.append(transfer)
         self._read_begins.set()
@@ -204,6 +214,7 @@ class DiskMesh(SimulatedMesh):
     def _ended(self, transfer: Transfer) -> None:
         group = transfer.pool.info.group
         self._reading[group].remove(transfer)
+        self._given_up.discard(transfer)
         if transfer.error is None:
             self.counts["pages restored"] += len(_slots(transfer))
         else:
