@@ -12,6 +12,8 @@ _MAX_NOTES: Final = 500
 """Of one actor: of a prompt of 100,000 tokens in chunks of 256, all."""
 _MAX_STEPS: Final = 5
 """The longest ones: what made a stream pause is among them, if a step did."""
+_RESOLUTION_S: Final = 0.001
+"""Of the loop's clock, by which moments are noted: an answer that comes within it comes at once."""
 
 
 _ARRIVALS: Final = (Noted.ARRIVED, Noted.ORDERED, Noted.OPENED)
@@ -103,10 +105,11 @@ def placed(call: CallRecord, actors: Iterable[ActorNotes]) -> list[PlacedNote]:
         for request_id, attempt, at in actor.arrived:
             came = _came(call, request_id, attempt, actor.actor_id)
             if came is not None:
-                error_s = (came[1] - came[0]) / 2
+                middle_s = (came[0] + came[1]) / 2
+                error_s = max(came[1] - middle_s, _RESOLUTION_S)
                 known = offsets.get(actor.host)
                 if known is None or error_s < known[1]:
-                    offsets[actor.host] = at - came[0] - error_s, error_s
+                    offsets[actor.host] = at - middle_s, error_s
     if call.clock_s:
         offsets[call.host] = call.clock_s, 0.0
     found: list[PlacedNote] = []

@@ -144,3 +144,11 @@ def test_every_kind_has_words() -> None:
     )
     assert text_of(Note(0.0, Noted.COPIED, 1, 2, 0xAB)) == "the copy ends: 2 bytes over name 000000ab"
     assert text_of(Note(0.0, 999, 1, 2, 3)) == "note 999: 2, 3"
+
+
+def test_an_answer_within_the_clocks_resolution_is_not_of_the_same_clock(tmp_path: Path) -> None:
+    attempt = msgspec.structs.replace(CALL.samples[0].attempts[0], accepted_s=1.0)
+    sample = msgspec.structs.replace(CALL.samples[0], attempts=[attempt])
+    noted(tmp_path, "s.b", [5.0, 5.1, 5.2, 5.3])
+    (first, *_) = placed(msgspec.structs.replace(CALL, samples=[sample]), read_notes(tmp_path, ["c-0"], "b"))
+    assert (first.at_s, first.error_s) == (1.0, 0.001)
