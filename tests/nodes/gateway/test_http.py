@@ -311,7 +311,7 @@ def failures(lines: Any) -> list[Any]:
 def test_a_request_that_the_core_never_saw_has_one_line_of_its_failure(
     served: Any, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, sent: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(served.gateway.service, "_turns_away", True)
+    monkeypatch.setattr(served.gateway.service.door, "_turns_away", True)
     for path in ("/v1/completions", "/tokenize"):
         with structlog.testing.capture_logs() as lines:
             answer = client.post(path, json={"prompt": "x"}, headers=sent)
