@@ -182,3 +182,9 @@ def test_what_is_installed_is_not_put_before_the_standard_library(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr(sys, "path", ["/bin"])
     assert not actor_environment(1)["PYTHONPATH"], "an importer of the installation finds them"
+
+
+def test_a_checkout_that_is_not_installed_is_found_by_its_actors(monkeypatch):
+    root = str(Path(__file__).parents[2])
+    monkeypatch.syspath_prepend(root)
+    assert actor_environment(1)["PYTHONPATH"].split(os.pathsep)[0] == root

@@ -18,6 +18,7 @@ from pathlib import Path
 from site import getsitepackages, getusersitepackages
 from typing import Final, NamedTuple
 
+import cli
 from cli.supervisor.processes.by_pid import Process
 from nodes.worker.environment import TORCH_ENVIRONMENT
 
@@ -153,7 +154,7 @@ def spawn_process(arguments: Sequence[str], log: Path, fds: dict[int, int], envi
 
 def actor_environment(num_threads: int) -> dict[str, str]:
     """Environment of all actors: threads do not spin on each other's cores, and the zygote, which forks, has none."""
-    root = str(Path(__file__).parents[2])
+    root = str(Path(cli.__file__).parents[1])
     # A checkout that is not installed: its root is on the path because `python -m cli` was run in it.
     is_checkout = root in map(os.path.abspath, sys.path) and root not in (*getsitepackages(), getusersitepackages())
     return {

@@ -5,5 +5,5 @@ security policy forbids that), so it works without any network but the mesh's.
 from importlib.resources import files
 from typing import Final
 
-DOCS_PAGE: Final = files("nodes.gateway").joinpath("docs_page.html").read_bytes()
+DOCS_PAGE: Final = files("nodes.gateway.routes").joinpath("docs_page.html").read_bytes()
 """HTML, the same for every gateway."""
