@@ -178,10 +178,13 @@ class RpcHandlers:
             return None
         if standing is Standing.OVER:
             return "attempt_over", f"attempt {submit.attempt} has ended here, or a later one replaced it", False, None
-        if self.is_draining or self.is_worker_drained:
+        problem = self._problem_of(submit)
+        # What is wrong for good is said before a drain: no worker that is started again would take it, so that clients
+        # would wait in vain. A scheduler that ends may be followed by one with more room.
+        if self.is_draining or (self.is_worker_drained and (problem is None or problem[2])):
             # Clients read this if no other group takes the request either.
             return "draining", f"no worker group can take this request now: {self._what_drains}", True, None
-        if problem := self._problem_of(submit):
+        if problem is not None:
             return problem
         if len(self._queue) >= self._config.max_waiting and (problem := self._make_place(submit.spec, now)):
             return problem

@@ -57,6 +57,7 @@ from tests.simulation.speeds import draw_speeds
 from tests.simulation.watches import LateAsks, Tombstones, UnopenedGrants
 
 CONTEXT_LENGTH = 512
+CHUNK_TOKENS = 32
 SETTLE_S = 60.0
 QUANTUM_BYTES = 32
 """Copied at a time: a quarter of a page, so that a copy can be stopped in the middle of one."""
@@ -254,7 +255,7 @@ class SimulatedMesh:
             context_length=CONTEXT_LENGTH,
             eos_token_ids=spec.eos_token_ids,
             max_running=16,
-            chunk_tokens=32,
+            chunk_tokens=CHUNK_TOKENS,
             step_tokens=64,
             local_prefill_max=24,
             # Longer than any step stalls that ends at all. Ranks that wait for each other for ever must show.

@@ -737,6 +737,9 @@ def test_requests_do_not_wait_for_a_worker_that_was_drained(world: World) -> Non
     world.flush("w-m")
     assert late.failure == "draining", "nothing new is taken"
     assert late.why == "no worker group can take this request now: its worker was drained by the operator"
+    hopeless = world.submit(prompt(9_999), "m")
+    world.flush("w-m")
+    assert hopeless.failure == "never_fits", "no worker that comes back would take it"
     world.advance(began + 14.9)
     assert not request.failure, "it may only be renewed"
     world.advance(began + 15.1)
