@@ -215,7 +215,9 @@ class SchedulerCore:
             case PeerLost():
                 self._on_peer_lost(event.peer, now)
             case WorkerDied():
-                self.absence.on_died(event.worker, now)
+                if self.pipeline.has_died(event.worker):
+                    self.deaths.on_died(self.pipeline.unanswered(), now)
+                    self.absence.on_died(now)
             case MembersChanged():
                 self._on_members(event, now)
             case FollowerReset():

@@ -11,8 +11,9 @@ from nodes.gateway.requests.peers import Peers
 from nodes.numerics import Bits
 from nodes.protocol import ChooseMoves, Route
 from nodes.scheduler.worker_link.pipeline import Pipeline
+from nodes.scheduler.worker_link.worker_deaths import WorkerDeaths
 from nodes.tokenizer.routing.core import RoutingCore
-from tests.simulation.planting import bug, returns
+from tests.simulation.planting import bug, nothing, returns
 
 
 def _as_a_failure(on_move: Any, self: GatewayCore, event: MoveChosen, now: float) -> None:
@@ -38,7 +39,8 @@ def _as_any_route(_: Any, self: RoutingCore, ask: ChooseMoves, now: float) -> di
 MOVES = {
     "a move counts as a failed attempt": bug(0, (GatewayCore, "_on_move", _as_a_failure)),
     "a request that kills moves again and again":
-        bug(8, (RequestState, "may_move", property(lambda self: True))),
+        bug(331, (RequestState, "may_move", property(lambda self: True))),
+    "the third death counts only when the next worker is there": bug(273, (WorkerDeaths, "on_died", nothing)),
     "deaths do not go with a request":
         bug(0, (RequestState, "submit", lambda submit, self, gateway: msgspec.structs.replace(
             submit(self, gateway), deaths=0, cleared_at=0))),

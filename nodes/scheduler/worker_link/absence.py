@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import Suspected, WorkerAway
 from nodes.roles import GATEWAY
@@ -39,10 +38,10 @@ class WorkerAbsence:
     def on_members(self, ready: Mapping[str, ReadyPeer]) -> None:
         self._gateways = {actor_id for actor_id, peer in ready.items() if peer.role == GATEWAY}
 
-    def on_died(self, worker: Address, now: float) -> None:
-        """A supervisor has reaped this incarnation. One that is only cut off is not dead, and adopted again at once."""
+    def on_died(self, now: float) -> None:
+        """The adopted worker is dead."""
         # Of a group of ranks all die when one does; what is told is the same for all.
-        if self._pipeline.adopted is None and self._since is None and self._pipeline.ranks.was_whole_with(worker):
+        if self._since is None:
             self._since = now
             self._tell(self._pipeline.start_s, now)
 

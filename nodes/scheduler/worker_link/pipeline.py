@@ -231,6 +231,13 @@ class Pipeline:
         """The sequences of steps that are not answered, each once."""
         return list({sequence.row_id: sequence for sent in self._sent for sequence in sent.step.sequences}.values())
 
+    def has_died(self, worker: Address) -> bool:
+        """Of an incarnation that a supervisor has reaped: it was the one adopted last, and none has followed it.
+
+        One that is only cut off is not dead, and adopted again at once.
+        """
+        return self.adopted is None and self.ranks.was_whole_with(worker)
+
     def on_worker_lost(self, worker: Address, now: float) -> None:
         """A rank is gone or cut off. The loss of an incarnation before the adopted one is ignored."""
         # Membership and link losses are reported independently, so the loss of an old incarnation may be reported after

@@ -3,7 +3,8 @@
     first death     the steps are sent again as they were: a crash costs a step
     second death    in the same step: one of its sequences may be the cause. The steps are taken back, and each of
                     their sequences goes through one step alone before it runs with others again
-    third death     alone: the sequence is poisoned and fails for good, and the mesh lives on
+    third death     alone: the sequence is poisoned and fails for good, and the mesh lives on. It does so when the death
+                    is heard of: until the next worker it could be moved, to kill another group's
 
 A sequence that was moved here from a group whose worker died brings the deaths that it was part of there.
 
@@ -54,6 +55,15 @@ class WorkerDeaths:
             elif one.stage in (Stage.PREFILL, Stage.DECODE):
                 return one
         return None
+
+    def on_died(self, unanswered: list[Sequence], now: float) -> None:
+        """The worker is dead, and had not answered the steps of these: one that is convicted by it fails at once.
+
+        For all others the death is counted when the next worker is adopted; if they move before, they bring it along.
+        """
+        if len(unanswered) == 1 and unanswered[0].num_deaths >= MAX_DEATHS and unanswered[0].stage < Stage.PREEMPTED:
+            unanswered[0].num_deaths += 1
+            self._poisoned(unanswered[0], now)
 
     def take_back(self, steps: list[Step], now: float) -> None:
         """Steps that are not sent again: their sequences return to where they stood before.

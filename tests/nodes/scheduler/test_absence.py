@@ -213,6 +213,32 @@ def test_a_request_that_comes_with_two_deaths_is_alone_from_its_first_step_on() 
     assert all(request.finish for request in others)
 
 
+@pytest.mark.parametrize(("deaths", "num_others"), [(1, 0), (2, 0), (2, 2)])
+def test_the_third_death_alone_ends_it_before_it_could_move(deaths: int, num_others: int) -> None:
+    world = AwayWorld(num_pages={"m": 60})
+    requests = [world.submit(prompt(9, base), "m", max_tokens=8, ignore_eos=True) for base in range(1 + num_others)]
+    world.until(lambda: all(one.output_ids for one in requests))
+    world.flush("w-m")
+    request, *others = requests
+    first, *neighbours = world.cores["m"].pipeline.unanswered()
+    assert (first.request_id, len(neighbours)) == (request.request_id, num_others)
+    first.num_deaths, is_over = deaths, deaths == 2 and not others
+    epoch = world.workers["w-m"].epoch
+    world.down.add("w-m")
+    world.lose("w-m", epoch)
+    for _ in range(2):
+        world.event("m", WorkerDied(Address("w-m", epoch)))
+    world.flush()
+    assert request.failure == (POISONED if is_over else "")
+    assert (request.request_id in {one.request_id for _, told in world.told for one in told.suspects}) != is_over
+    world.down.clear()
+    world.restart_worker("m")
+    world.settle()
+    assert world.cores["m"].deaths.num_poisoned == is_over
+    assert all(one.finish for one in others)
+    assert bool(request.finish) != is_over
+
+
 def test_a_suspect_that_waits_holds_up_nobody() -> None:
     world = AwayWorld(num_pages={"m": 60}, max_running=1)
     first = world.submit(prompt(9), "m", max_tokens=6, ignore_eos=True)
