@@ -41,7 +41,8 @@ def check(form: str, seed: int) -> None:
     dumps = rendered if form == "qwen3_coder" and dice.random() < 0.5 else lambda one, _: json.dumps(one)
     # A text that begins as a container and is none ends with the last mark: a mark may stand in a string of JSON, and a
     # quote of the next call would close such a string.
-    is_open = form == "qwen3_coder" and any(str(one).lstrip()[:1] in ("{", "[") for one in tool.arguments.values())
+    texts = [one for one in tool.arguments.values() if isinstance(one, str)]
+    is_open = form == "qwen3_coder" and any(one.lstrip()[:1] in ("{", "[") for one in texts)
     text = WRITE[form](
         [("get", tool.arguments)] * (1 if is_open else dice.choice([1, 2])), lambda one: dumps(one, dice)
     )
