@@ -106,10 +106,7 @@ class Pages:
         self._scraper = scraper
         self._observer = observer
         self._version = server_version()
-        self._openapi = {
-            takes_priority: document(self._version, self._config, takes_priority=takes_priority)
-            for takes_priority in (False, True)
-        }
+        self._openapi = document(self._version, self._config)
         self._created = int(time.time())
         self._budget = budget
 
@@ -164,7 +161,7 @@ class Pages:
         await call.respond(200, msgspec.json.encode(Version(version=self._version)))
 
     async def openapi(self, call: HttpCall) -> None:
-        await call.respond(200, self._openapi[not self._service.schedulers.policies_without_priority()])
+        await call.respond(200, self._openapi)
 
     async def docs(self, call: HttpCall) -> None:
         await call.respond(200, DOCS_PAGE, content_type=HTML)

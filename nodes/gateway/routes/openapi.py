@@ -1,8 +1,13 @@
-"""`/openapi.json`, generated from the types that decode and encode, and narrowed to what is served (`schemas.py`)."""
+"""`/openapi.json`, generated from the types that decode and encode.
+
+It allows all that is served, and names the fields that are refused; rules between fields, and limits of the model, are
+left to errors, which say them by the field's name. (A document that allowed exactly what the validation accepts took
+330 lines beside it, and nobody but its own tests read them.)
+"""
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -26,11 +31,11 @@ from nodes.gateway.fields.openai_types import (
     TokenizerInfo,
     Version,
 )
-from nodes.gateway.routes.schemas import narrow
-from nodes.gateway.routes.vector_schemas import narrow_vectors
+from nodes.gateway.fields.unsupported import NEUTRAL_VALUES, NeutralValues
 from nodes.gateway.surfaces.generate.answer import GenerateAnswer
 from nodes.gateway.surfaces.generate.body import GenerateBody
 from nodes.gateway.surfaces.messages.types import (
+    REFUSED,
     CountTokensBody,
     MessageAnswer,
     MessagesBody,
@@ -49,6 +54,7 @@ from nodes.gateway.surfaces.vectors.answers import (
     ScoreList,
 )
 from nodes.gateway.surfaces.vectors.bodies import (
+    NEUTRAL,
     AnyRerankBody,
     ClassifyBody,
     EmbedBody,
@@ -281,7 +287,15 @@ OPERATIONS = (
 )
 
 
-def document(version: str, config: GatewayConfig, *, takes_priority: bool) -> bytes:
+_NEUTRAL_VALUES: Final[dict[Any, NeutralValues]] = {
+    **dict.fromkeys((CHAT_BODY, COMPLETION_BODY, TokenizeBody, DetokenizeBody), NEUTRAL_VALUES),
+    **dict.fromkeys((MessagesBody, CountTokensBody), REFUSED),
+    **dict.fromkeys((body for *_, body, _ in _OF_VECTORS), NEUTRAL),
+}
+"""By body: the fields that it has not and that are refused by name, with the values that change nothing."""
+
+
+def document(version: str, config: GatewayConfig) -> bytes:
     types: list[Any] = []
     operations = [operation for operation in OPERATIONS if is_served(operation.path, config)]
     if not config.page:
@@ -289,9 +303,10 @@ def document(version: str, config: GatewayConfig, *, takes_priority: bool) -> by
     for operation in operations:
         types += [*operation.answers, *filter(None, (operation.body, operation.error))]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    narrow(components, config, takes_priority=takes_priority)
-    narrow_vectors(components, config, takes_priority=takes_priority)
     refs = dict(zip(types, schemas, strict=True))
+    for body, neutral_values in _NEUTRAL_VALUES.items():
+        if body in refs:
+            _name_refused(components[refs[body]["$ref"].rpartition("/")[2]]["properties"], neutral_values)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         if config.makes_text or operation.path not in _OF_TEXT:
@@ -303,6 +318,12 @@ def document(version: str, config: GatewayConfig, *, takes_priority: bool) -> by
         "components": {"schemas": components},
     }
     return msgspec.json.encode(whole)
+
+
+def _name_refused(fields: dict[str, Any], neutral_values: NeutralValues) -> None:
+    for field, values in neutral_values.items():
+        if field not in fields:
+            fields[field] = {"enum": [None, *values], "description": "Other values are not supported and are refused."}
 
 
 def _operation(operation: Operation, refs: dict[Any, Any]) -> dict[str, Any]:

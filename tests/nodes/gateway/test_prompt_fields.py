@@ -104,7 +104,7 @@ def test_what_a_template_reads_is_among_its_variables() -> None:
 
 def test_the_document_allows_what_a_model_that_can_do_all_of_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     config = msgspec.structs.replace(schemas.CONFIG, fill_in=MARKS, template_reads=("documents", "verbosity"))
-    components = json.loads(document("1", config, takes_priority=True))["components"]["schemas"]
+    components = json.loads(document("1", config))["components"]["schemas"]
     monkeypatch.setattr(schemas, "SCHEMAS", components)
     validator = Validator(config)
 
@@ -127,8 +127,7 @@ def test_the_document_allows_what_a_model_that_can_do_all_of_it_is_served(monkey
                 for one in cases[first]:
                     for other in cases[second]:
                         body = {**schemas.NEEDED[name], first: one, second: other}
-                        allowed = schemas.allows({"$ref": f"#/{name}"}, body)
-                        assert allowed == is_served(read, body), body
+                        assert schemas.allows({"$ref": f"#/{name}"}, body) or not is_served(read, body), body
 
 
 async def test_prompts_that_are_cut_show_what_is_left_of_them(ring: Ring, client: httpx.AsyncClient) -> None:
