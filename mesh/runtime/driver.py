@@ -13,10 +13,11 @@ Where ending the owner would cost more than a wrong state (`ends_owner` False), 
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar, assert_never
 
-from mesh.actor import Context
-from mesh.errors import CoreFailed
+from mesh.actor import Answer, Context
+from mesh.errors import CoreFailed, MeshError
+from mesh.runtime.effects import Answered, Ask, AskFailed, Effect, Outcome, Publish, Refuse, Reply, Tell
 from mesh.runtime.recording import EventRecorder, Redact, Writer, keep_all
 
 Event = TypeVar("Event")
@@ -25,6 +26,29 @@ Command = TypeVar("Command")
 CORE_FAILED: Final = "core failed"
 CORE_EVENT: Final = "core event"
 """Log messages: one line with the first, then the core's last events, oldest first, as lines with the second."""
+
+
+def perform(effect: Effect, ctx: Context, feed: Callable[[Outcome], None]) -> None:
+    """Perform what a core wants of the mesh; `feed` is called with the outcome of an `Ask`, once, and not in here."""
+    match effect:
+        case Tell(actor_id, message, channel, buffers):
+            ctx.tell(actor_id, message, buffers, channel=channel)
+        case Ask(actor_id, message, timeout_s, tag):
+            ctx.ask_then(actor_id, message, lambda outcome: feed(_outcome(tag, outcome)), timeout_s=timeout_s)
+        case Reply(call, message):
+            call.reply(message)
+        case Refuse(call, code, message, retryable, param, known_epoch):
+            call.fail(code, message, retryable=retryable, param=param, known_epoch=known_epoch)
+        case Publish(topic, message):
+            ctx.publish(topic, message)
+        case _:
+            assert_never(effect)
+
+
+def _outcome(tag: Any, outcome: Answer | MeshError) -> Outcome:
+    if isinstance(outcome, MeshError):
+        return AskFailed(tag, outcome.code, outcome.message)
+    return Answered(tag, outcome.message, outcome.sender)
 
 
 class Driven(Protocol):

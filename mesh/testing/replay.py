@@ -1,7 +1,7 @@
 """Replays a core on the events that were logged when it failed.
 
     failure = read_failure(Path("scheduler-decode-0.log").read_text().splitlines())
-    reader = Reader([nodes.scheduler.events, nodes.protocol, nodes.request])
+    reader = Reader([nodes.scheduler.events, mesh.runtime.effects, nodes.protocol, nodes.request])
     core = SchedulerCore(...)                    # made as failure.setup says
     replay(core.handle, failure, reader)         # raises what the core raised
 

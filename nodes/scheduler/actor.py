@@ -7,8 +7,7 @@ one step; a step's result is followed by its `Wake` at once, because the worker 
 import asyncio
 import os
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, ClassVar, assert_never
+from typing import Any, ClassVar
 
 import msgspec
 from typing_extensions import override
@@ -20,12 +19,13 @@ from kvstore.errors import PoolReleased
 from kvstore.pool.mapping import map_pool
 from kvstore.pool.page_pool import MemoryHost, PagePool
 from kvstore.protocol import MapPool, OpenStore, PoolHandle
-from mesh.actor import Actor, Answer, Call
+from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.calls.persistent_ask import PersistentAsk
-from mesh.errors import STALE_EPOCH, CallError, MeshError, RemoteError, Superseded
+from mesh.errors import STALE_EPOCH, CallError, RemoteError, Superseded
 from mesh.membership.view import DRAINING, READY, RELEASED, STARTING, Member
-from mesh.runtime.driver import CoreDriver
+from mesh.runtime.driver import CoreDriver, perform
+from mesh.runtime.effects import Answered, Asked, Outcome, Tell, Told
 from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import Codec
@@ -43,10 +43,6 @@ from nodes.scheduler.config import ConfigError, SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import (
     Announce,
-    Answered,
-    Ask,
-    Asked,
-    AskFailed,
     Command,
     DrainAsked,
     Event,
@@ -57,13 +53,7 @@ from nodes.scheduler.events import (
     MemoryWanted,
     PagesDamaged,
     PeerLost,
-    Publish,
     ReadyPeer,
-    Refuse,
-    Reply,
-    SendStep,
-    Tell,
-    Told,
     Wake,
     WorkerDied,
 )
@@ -342,29 +332,14 @@ class SchedulerActor(Actor):
 
     def _perform(self, command: Command) -> None:
         match command:
-            case SendStep(worker, plan, buffers):
-                self.ctx.tell(worker, plan, buffers, channel=Channel.DATA)
-            case Tell(actor_id, message, channel):
-                if isinstance(message, AttemptFailed):
-                    self._say_failed(message)
-                self.ctx.tell(actor_id, message, channel=channel)
-            case Ask():
-                then = partial(self._on_outcome, command)
-                self.ctx.ask_then(command.actor_id, command.message, then, timeout_s=command.timeout_s)
             case FenceWorker(worker, message):
                 self.ctx.log.error("worker fenced", worker=f"{worker}.{message.worker_epoch}", why=message.reason)
                 self.ctx.tell(worker, message, channel=Channel.CONTROL)
-            case Reply(call, message):
-                call.reply(message)
-            case Refuse(call, code, message, retryable, param):
-                call.fail(code, message, retryable=retryable, param=param)
             case Measured(stages):
                 self._observe(stages)
             case PagesDamaged(num_pages, violations):
                 pages = [f"{page} is {found}, should be {needed}" for page, found, needed in violations]
                 self.ctx.log.error("pages quarantined: the books disagreed about them", number=num_pages, pages=pages)
-            case Publish(topic, message):
-                self.ctx.publish(topic, message)
             case Announce(state, worker_ready, numerics, asks):
                 attributes = SchedulerAttributes(
                     group=self._config.group,
@@ -380,7 +355,9 @@ class SchedulerActor(Actor):
                 )
                 self.ctx.announce(state, **msgspec.structs.asdict(attributes))
             case _:
-                assert_never(command)
+                if isinstance(command, Tell) and isinstance(command.message, AttemptFailed):
+                    self._say_failed(command.message)
+                perform(command, self.ctx, self._on_outcome)
 
     def _say_failed(self, message: AttemptFailed) -> None:
         # The gateway reports only what its client is told, and an attempt that failed here may go on elsewhere.
@@ -405,12 +382,9 @@ class SchedulerActor(Actor):
         mapped = self._pool.info.incarnation if self._pool is not None else 0
         return isinstance(message, Adopted) and message.incarnation not in (0, mapped)
 
-    def _on_outcome(self, command: Ask, outcome: Answer | MeshError) -> None:
-        if isinstance(outcome, MeshError):
-            self._handle(AskFailed(command.tag, outcome.code))
-        elif self._is_elsewhere(outcome.message):
-            self.ctx.end(
-                f"{command.actor_id} computes on another pool of {self._config.group} than the one mapped here"
-            )
+    def _on_outcome(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Answered) and self._is_elsewhere(outcome.message):
+            worker = outcome.sender.actor_id
+            self.ctx.end(f"{worker} computes on another pool of {self._config.group} than the one mapped here")
         else:
-            self._handle(Answered(command.tag, outcome.message))
+            self._handle(outcome)

@@ -6,7 +6,8 @@ from typing import Any, Final, Generic, TypeVar
 from mesh.calls.batches import cut
 from mesh.calls.retrier import Retrier
 from mesh.runtime.deadlines import Deadlines
-from nodes.scheduler.events import Ask, Outbox, Tag
+from mesh.runtime.effects import Ask
+from nodes.scheduler.events import Outbox, Tag
 
 Item = TypeVar("Item")
 
@@ -67,7 +68,7 @@ class BatchedAsks(Generic[Item]):
             number = str(self._count)
             self._named[number] = names
             message = self._message([items[name] for name in names])
-            self._outbox.add(Ask(actor_id, message, self._timeout_s, (self._kind, number)))
+            self._outbox.ask(actor_id, message, self._timeout_s, (self._kind, number))
 
     def failed(self, number: str) -> list[str]:
         """The ask brought no answer. Returns the names of its items."""

@@ -11,7 +11,7 @@ from typing import Final
 from kvstore.cache.prefix_cache import PrefixCache
 from mesh.runtime.deadlines import Deadlines
 from nodes.roles import KV_EVENTS_TOPIC
-from nodes.scheduler.events import Outbox, Publish
+from nodes.scheduler.events import Outbox
 
 NEWS: Final = "cache_news"
 GATHER_S: Final = 0.05
@@ -43,7 +43,7 @@ class CacheNews:
 
     def publish(self) -> None:
         while (events := self._events.drain_message()) is not None:
-            self._outbox.add(Publish(KV_EVENTS_TOPIC, events))
+            self._outbox.publish(KV_EVENTS_TOPIC, events)
 
     def restate(self, topic: str, now: float) -> None:
         """A follower of `topic` starts from nothing: state the whole cache again, now or after the pause."""

@@ -26,6 +26,7 @@ from kvstore.protocol import (
 )
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
+from mesh.runtime.effects import Answered, Asked, AskFailed, Told
 from nodes.protocol import (
     Adopted,
     PrefillCancelled,
@@ -50,9 +51,6 @@ from nodes.scheduler.cache_news import CacheNews
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.disk_news import DiskNews
 from nodes.scheduler.events import (
-    Answered,
-    Asked,
-    AskFailed,
     Command,
     DrainAsked,
     Event,
@@ -62,7 +60,6 @@ from nodes.scheduler.events import (
     Outbox,
     PeerLost,
     ReadyPeer,
-    Told,
     Wake,
     WorkerDied,
 )

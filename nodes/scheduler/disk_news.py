@@ -14,7 +14,7 @@ from kvstore.protocol import CacheEvents, ListStoredPages, PagesOnDisk, StoredPa
 from nodes.roles import KV_EVENTS_TOPIC
 from nodes.scheduler.asks import ASK_TIMEOUT_S, PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Outbox, Publish, Tag
+from nodes.scheduler.events import Outbox, Tag
 
 LIST: Final = "list_stored"
 _RETRY_S: Final = 2.0
@@ -50,7 +50,7 @@ class DiskNews:
             return
         if message.hashes:
             told = PagesOnDisk(group=self._config.group, hashes=message.hashes)
-            self._outbox.add(Publish(KV_EVENTS_TOPIC, CacheEvents(events=[told])))
+            self._outbox.publish(KV_EVENTS_TOPIC, CacheEvents(events=[told]))
         if message.next_slot > 0:
             self._ask(message.next_slot, message.used_after)
 

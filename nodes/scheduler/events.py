@@ -1,50 +1,21 @@
-"""Events that the scheduler's core handles, and commands that it returns.
+"""Events that the scheduler's core handles, and its own commands; those of all cores: `mesh/runtime/effects.py`.
 
-`actor.py` turns what arrives into events, performs commands in order, and turns the outcome of every `Ask` into
-`Answered` or `AskFailed` with the command's tag.
+`actor.py` turns what arrives into events, and performs commands in order.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvstore.cache.allocator import Violation
 from mesh.address import Address
-from mesh.transport.base import Buffer, Channel
-from nodes.protocol import Fence, StepPlan
+from mesh.runtime import effects
+from mesh.runtime.effects import Answered, Asked, AskFailed, Told
+from nodes.protocol import Fence
 from nodes.request import Stages
 from nodes.trace_notes import Noting, unheard
 
 Tag = tuple[str, str]
 """Names an ask: its kind, and what it is about."""
-
-
-class Told(NamedTuple):
-    """A message that wants no answer."""
-
-    sender: Address
-    message: Any
-
-
-class Asked(NamedTuple):
-    """A call; `call` is the actor's own token for it, given back in `Reply` or `Refuse`."""
-
-    sender: Address
-    message: Any
-    call: Any
-
-
-class Answered(NamedTuple):
-    """An ask was answered."""
-
-    tag: Tag
-    message: Any
-
-
-class AskFailed(NamedTuple):
-    """An ask was refused or brought no answer; the peer may have done what was asked nevertheless."""
-
-    tag: Tag
-    code: str
 
 
 class PeerLost(NamedTuple):
@@ -111,60 +82,11 @@ Event = (
 )
 
 
-class Tell(NamedTuple):
-    """Send; may be lost."""
-
-    actor_id: str
-    message: Any
-    channel: Channel = Channel.CONTROL
-
-
-class Ask(NamedTuple):
-    """Send and bring back the outcome within `timeout_s`."""
-
-    actor_id: str
-    message: Any
-    timeout_s: float
-    tag: Tag
-
-
-class SendStep(NamedTuple):
-    """Tell the worker one step. Buffers: rows, token ids and page ids, int32, lent until sent."""
-
-    worker: str
-    plan: StepPlan
-    buffers: Sequence[Buffer]
-
-
 class FenceWorker(NamedTuple):
     """Have a worker end whose answers cannot be believed, and log it as an error."""
 
     worker: str
     message: Fence
-
-
-class Reply(NamedTuple):
-    """Answer a call."""
-
-    call: Any
-    message: Any
-
-
-class Refuse(NamedTuple):
-    """Answer a call with an error."""
-
-    call: Any
-    code: str
-    message: str
-    retryable: bool = False
-    param: str | None = None
-
-
-class Publish(NamedTuple):
-    """Publish on a topic."""
-
-    topic: str
-    message: Any
 
 
 class Announce(NamedTuple):
@@ -189,33 +111,24 @@ class PagesDamaged(NamedTuple):
     violations: list[Violation]
 
 
-Command = Tell | Ask | SendStep | FenceWorker | Reply | Refuse | Publish | Announce | Measured | PagesDamaged
+Own = FenceWorker | Announce | Measured | PagesDamaged
+Command = effects.Effect | Own
 
 
 StepNote = Callable[[int, int, int, int], None]
 """Kind, number of the step, and two numbers."""
 
 
-class Outbox:
-    """The commands of the event being handled; shared by the core's parts, emptied by the core.
+class Outbox(effects.Outbox[Own]):
+    """The core's, with what is noted of requests and steps.
 
     `note` and `step` are told at once what happens to requests and of steps that ended (`nodes/trace_notes.py`): they
     are read when an actor is looked into, and nothing depends on them.
     """
 
-    __slots__ = ("commands", "note", "step")
+    __slots__ = ("note", "step")
 
     def __init__(self) -> None:
-        self.commands: list[Command] = []
+        super().__init__()
         self.note: Noting = unheard
         self.step: StepNote = unheard
-
-    def add(self, command: Command) -> None:
-        self.commands.append(command)
-
-    def tell(self, actor_id: str, message: Any, channel: Channel = Channel.CONTROL) -> None:
-        self.commands.append(Tell(actor_id, message, channel))
-
-    def take(self) -> list[Command]:
-        commands, self.commands = self.commands, []
-        return commands

@@ -13,7 +13,7 @@ from kvstore.cache.prefix_cache import PrefixCache
 from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import CacheFlushed
 from nodes.protocol.control import BUSY
-from nodes.scheduler.events import Outbox, Refuse, Reply
+from nodes.scheduler.events import Outbox
 
 FLUSH: Final = "flush"
 PATIENCE_S: Final = 1.0
@@ -56,9 +56,9 @@ class Flushes:
             if is_idle:
                 num_pages = self._cache.num_pages_in(PageState.CACHED)
                 self._cache.reset()
-                self._outbox.add(Reply(call, CacheFlushed(num_pages=num_pages)))
+                self._outbox.reply(call, CacheFlushed(num_pages=num_pages))
             elif now >= until:
-                self._outbox.add(Refuse(call, BUSY, "requests are under way here", retryable=True))
+                self._outbox.refuse(call, BUSY, "requests are under way here", retryable=True)
             else:
                 left.append((call, until))
         self._waiting = left

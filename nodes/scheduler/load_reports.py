@@ -5,7 +5,7 @@ from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import Load
 from nodes.roles import LOAD_TOPIC
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Outbox, Publish
+from nodes.scheduler.events import Outbox
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.rates import LearnedRate
 
@@ -52,4 +52,4 @@ class LoadReports:
         if load != self._last:
             self._last = load
             self._not_before = now + LOAD_INTERVAL_S
-            self._outbox.add(Publish(LOAD_TOPIC, load))
+            self._outbox.publish(LOAD_TOPIC, load)

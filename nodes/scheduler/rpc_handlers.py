@@ -10,6 +10,7 @@ from collections.abc import Sequence as Items
 from kvstore.cache.prefix_cache import PrefixCache
 from mesh.address import Address
 from mesh.errors import NOT_SERVED
+from mesh.runtime.effects import Asked
 from nodes.context_length import over_context
 from nodes.protocol import (
     AttemptFailed,
@@ -35,7 +36,7 @@ from nodes.protocol.attempts import OVER_SHARE, UNSUPPORTED_ASK
 from nodes.request import MAX_ASK_BYTES, MAX_ASKS, VECTOR_KINDS, VECTORS, AttemptRef, RequestSpec, Sampling
 from nodes.scheduler.attempts import Attempts, Standing
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Asked, Outbox, Refuse, Reply
+from nodes.scheduler.events import Outbox
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.flushes import Flushes
@@ -102,15 +103,15 @@ class RpcHandlers:
                     sequence = self._orders.cancel(grant_id)
                     if sequence is not None:
                         self._endings.leave(sequence, now)
-                self._outbox.add(Reply(event.call, PrefillCancelled(grant_ids=event.message.grant_ids)))
+                self._outbox.reply(event.call, PrefillCancelled(grant_ids=event.message.grant_ids))
             case FindFates():
                 fates = self._restores.fates.find(event.message.request_ids)
-                self._outbox.add(Reply(event.call, FatesFound(fates=fates)))
+                self._outbox.reply(event.call, FatesFound(fates=fates))
             case FlushCache():
                 self._flushes.ask(event.call, now)
             case _:
                 kind = type(event.message).__name__
-                self._outbox.add(Refuse(event.call, NOT_SERVED, f"a scheduler does not answer {kind}"))
+                self._outbox.refuse(event.call, NOT_SERVED, f"a scheduler does not answer {kind}")
 
     def on_resend(self, sender: Address, message: Resend, now: float) -> None:
         """Send tokens again: to a detokenizer those that it lacks, for a gateway by opening the stream again."""
@@ -169,7 +170,7 @@ class RpcHandlers:
                         param=param,
                     )
                 )
-        self._outbox.add(Reply(event.call, AttemptsSubmitted(held=held, refused=refused)))
+        self._outbox.reply(event.call, AttemptsSubmitted(held=held, refused=refused))
 
     def _submit(self, sender: Address, submit: Submit, now: float) -> Problem | None:
         standing = self._attempts.standing(submit)
@@ -234,7 +235,7 @@ class RpcHandlers:
                 self._endings.cancel(sequence, now)
             # Even if it is not known: its submission may arrive after this.
             self._attempts.remember(ref.request_id, ref.attempt)
-        self._outbox.add(Reply(event.call, AttemptsCancelled(attempts=message.attempts)))
+        self._outbox.reply(event.call, AttemptsCancelled(attempts=message.attempts))
 
     def _on_orders(self, event: Asked, message: OrderPrefills, now: float) -> None:
         accepted: list[str] = []
@@ -245,7 +246,7 @@ class RpcHandlers:
                 accepted.append(order.grant_id)
             else:
                 refused.append(PrefillRefused(grant_id=order.grant_id, code=refusal))
-        self._outbox.add(Reply(event.call, PrefillsOrdered(accepted=accepted, refused=refused)))
+        self._outbox.reply(event.call, PrefillsOrdered(accepted=accepted, refused=refused))
 
     def _order(self, sender: Address, message: PrefillOrder, now: float) -> str | None:
         """Take an order, or renew it; the error code if it is refused."""

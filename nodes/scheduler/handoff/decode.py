@@ -33,7 +33,7 @@ from nodes.protocol import (
 )
 from nodes.scheduler.asks import ASK_RETRY_S, ASK_TIMEOUT_S, BatchedAsks
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Ask, Outbox, Tag
+from nodes.scheduler.events import Outbox, Tag
 from nodes.scheduler.handoff.handoff import Handoff, HandoffDone, HandoffFailed, Outcome, ended
 from nodes.scheduler.handoff.own_grants import ITEM_BYTES, SILENCE, OwnGrants
 from nodes.scheduler.rates import LearnedRate
@@ -302,4 +302,4 @@ class DecodeHandoffQueue:
         # One ask for all of a turn: a scheduler that loses its gateway cancels everything at once.
         for start in range(0, len(grant_ids), MAX_CANCELS):
             message = CancelPrefill(grant_ids=grant_ids[start : start + MAX_CANCELS])
-            self._outbox.add(Ask(prefill, message, ASK_TIMEOUT_S, (CANCEL, prefill)))
+            self._outbox.ask(prefill, message, ASK_TIMEOUT_S, (CANCEL, prefill))

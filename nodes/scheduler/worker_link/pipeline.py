@@ -28,13 +28,14 @@ import msgspec
 
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
+from mesh.transport.base import Channel
 from nodes.protocol import Adopt, Adopted, Fence, StepMismatch, StepPlan, StepResult
 from nodes.protocol.steps import RowColumn
 from nodes.scheduler.asks import ASK_RETRY_S, PersistentAsks
 from nodes.scheduler.batch.step import Acknowledged, Step
 from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Announce, FenceWorker, Outbox, ReadyPeer, SendStep, Tag
+from nodes.scheduler.events import Announce, FenceWorker, Outbox, ReadyPeer, Tag
 from nodes.scheduler.rates import LearnedRate
 from nodes.scheduler.sequence import Sequence, Stage
 from nodes.scheduler.worker_link.ranks import AdoptedRanks, Disagreement
@@ -386,7 +387,7 @@ class Pipeline:
             plan = msgspec.structs.replace(plan, num_steps=num_steps)
         buffers = [memoryview(column).cast("B") for column in (step.rows, step.token_ids, step.page_ids)]
         for actor_id in self.ranks.worker_ids:
-            self._outbox.add(SendStep(actor_id, plan, buffers))
+            self._outbox.tell(actor_id, plan, Channel.DATA, buffers)
 
 
 def _adopt_tag(rank: int) -> Tag:

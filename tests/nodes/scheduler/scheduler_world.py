@@ -29,6 +29,7 @@ from kvstore.protocol import (
 )
 from kvstore.transfer.session import CopyEnded
 from mesh.address import Address
+from mesh.runtime.effects import Answered, Ask, Asked, AskFailed, Publish, Refuse, Reply, Tell, Told
 from nodes.asks import ASK_NAMES, RowEdits, asked
 from nodes.asks.min_tokens import MinTokens
 from nodes.asks.prompt_logprobs import PromptLogprobs
@@ -60,25 +61,7 @@ from nodes.request import TOKENS, VECTORS, AttemptRef, RequestSpec, Sampling, St
 from nodes.roles import DETOKENIZER, KV_AGENT, NODE_CODEC, SCHEDULER
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.core import SchedulerCore
-from nodes.scheduler.events import (
-    Announce,
-    Answered,
-    Ask,
-    Asked,
-    AskFailed,
-    Command,
-    FenceWorker,
-    MembersChanged,
-    PeerLost,
-    Publish,
-    ReadyPeer,
-    Refuse,
-    Reply,
-    SendStep,
-    Tell,
-    Told,
-    Wake,
-)
+from nodes.scheduler.events import Announce, Command, FenceWorker, MembersChanged, PeerLost, ReadyPeer, Wake
 from nodes.worker import core as worker_core
 from nodes.worker.core import WorkerCore
 from nodes.worker.draw.edits import edits_of
@@ -463,19 +446,17 @@ class World:
         name = core.address.actor_id
         for command in commands:
             match command:
-                case Tell(actor_id, message, _):
-                    self.put(name, actor_id, message)
+                case Tell(actor_id, message, _, buffers):
+                    self.put(name, actor_id, message, buffers=[bytes(buffer) for buffer in buffers])
                 case Ask(actor_id, message, timeout_s, tag):
                     self._count += 1
                     self.asks[self._count] = (name, tag, self.now + timeout_s)
                     self.put(name, actor_id, message, ask_id=self._count)
-                case SendStep(worker, plan, buffers):
-                    self.put(name, worker, plan, buffers=[bytes(buffer) for buffer in buffers])
                 case FenceWorker(worker, message):
                     self.put(name, worker, message)
                 case Reply(call, message):
                     self.reply(self.calls[call], message)
-                case Refuse(call, code, _, _, _):
+                case Refuse(call=call, code=code):
                     self.refuse(self.calls[call], code)
                 case Publish(topic, message):
                     self.published.append((name, topic, message))

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.address import Address
+from mesh.runtime.effects import Tell
 from nodes.protocol import Adopted, StepPlan, Submit, Suspected, WorkerAway
-from nodes.scheduler.events import MembersChanged, ReadyPeer, Tell, WorkerDied
+from nodes.scheduler.events import MembersChanged, ReadyPeer, WorkerDied
 from nodes.scheduler.finish.results import POISONED
 from tests.nodes.scheduler.scheduler_world import EDGE, Request, World, prompt
 from tests.nodes.scheduler.test_worker_deaths import Deadly

@@ -7,6 +7,7 @@ import pytest
 from kvstore.hashing import pack_tokens
 from kvstore.protocol import CacheCleared, CacheEvents, PagesStored
 from mesh.address import Address
+from mesh.runtime.effects import Answered, Ask, Asked, AskFailed, Refuse, Reply, Tell, Told
 from nodes.asks import ASK_NAMES
 from nodes.protocol import (
     Adopt,
@@ -29,23 +30,7 @@ from nodes.protocol.steps import RowColumn
 from nodes.request import VECTORS, AttemptRef, RequestSpec, Sampling, StopRules
 from nodes.scheduler.cache_news import GATHER_S, RESTATE_PAUSE_S
 from nodes.scheduler.core import SchedulerCore
-from nodes.scheduler.events import (
-    Announce,
-    Answered,
-    Ask,
-    Asked,
-    AskFailed,
-    DrainAsked,
-    FollowerReset,
-    MembersChanged,
-    PeerLost,
-    ReadyPeer,
-    Refuse,
-    Reply,
-    Tell,
-    Told,
-    Wake,
-)
+from nodes.scheduler.events import Announce, DrainAsked, FollowerReset, MembersChanged, PeerLost, ReadyPeer, Wake
 from nodes.scheduler.sequence import Stage
 from nodes.worker.core import AdoptArrived
 from tests.nodes.scheduler.scheduler_world import EDGE, EOS, Request, World, expected, next_token, prompt, started

@@ -1,7 +1,8 @@
 """What a scheduler gives up, and when: handoffs that take too long, a worker that stays away, ends nobody fetches."""
 
+from mesh.runtime.effects import Answered
 from nodes.protocol import AttemptsSubmitted
-from nodes.scheduler.events import Answered, DrainAsked
+from nodes.scheduler.events import DrainAsked
 from nodes.scheduler.sequence import Stage
 from tests.nodes.scheduler.scheduler_world import EDGE, prompt, started
 

@@ -19,6 +19,7 @@ from kvstore.protocol import (
 from mesh.address import Address
 from mesh.calls import batches
 from mesh.runtime.deadlines import Deadlines
+from mesh.runtime.effects import Ask
 from nodes.protocol import (
     CancelPrefill,
     OrderPrefills,
@@ -32,7 +33,7 @@ from nodes.protocol import (
 from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.asks import ASK_RETRY_S, PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Ask, Outbox
+from nodes.scheduler.events import Outbox
 from nodes.scheduler.handoff import decode as grants_module
 from nodes.scheduler.handoff.decode import (
     CANCEL,

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from kvstore.protocol import CacheEvents, ListStoredPages, PagesOnDisk, StoredPagesListed
 from mesh.runtime.deadlines import Deadlines
+from mesh.runtime.effects import Ask, Publish
 from nodes.scheduler.asks import RETRY, PersistentAsks
 from nodes.scheduler.disk_news import LIST, DiskNews
-from nodes.scheduler.events import Ask, Outbox, Publish, Tag
+from nodes.scheduler.events import Outbox, Tag
 from tests.nodes.scheduler.test_restore import CONFIG
 
 SLOTS = 3

@@ -5,11 +5,12 @@ import pytest
 from kvstore.cache.allocator import PageState
 from kvstore.protocol import CacheCleared
 from mesh.address import Address
+from mesh.runtime.effects import Asked, Refuse, Reply
 from nodes.protocol import CacheFlushed, FlushCache, StopAt
 from nodes.protocol.control import BUSY
 from nodes.request import AttemptRef
 from nodes.scheduler.cache_news import GATHER_S
-from nodes.scheduler.events import Asked, Command, Refuse, Reply, Wake
+from nodes.scheduler.events import Command, Wake
 from nodes.scheduler.flushes import PATIENCE_S
 from tests.nodes.scheduler.scheduler_world import EDGE, prompt, started
 

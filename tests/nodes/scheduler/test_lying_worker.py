@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mesh.address import Address
+from mesh.runtime.effects import Told
 from nodes.protocol import Adopted, RowError, StepResult
-from nodes.scheduler.events import Told
 from tests.nodes.scheduler.scheduler_world import VOCAB, World, prompt
 
 Lie = Callable[[StepResult], list[StepResult]]

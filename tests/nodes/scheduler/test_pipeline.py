@@ -6,13 +6,14 @@ import pytest
 
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
-from nodes.protocol import Adopt, Adopted, Fence, RowError, StepMismatch, StepResult
+from mesh.runtime.effects import Ask, Tell
+from nodes.protocol import Adopt, Adopted, Fence, RowError, StepMismatch, StepPlan, StepResult
 from nodes.protocol.steps import RowColumn
 from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.asks import ASK_RETRY_S, RETRY, PersistentAsks
 from nodes.scheduler.batch.step import Step
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Announce, Ask, FenceWorker, Outbox, ReadyPeer, SendStep
+from nodes.scheduler.events import Announce, Command, FenceWorker, Outbox, ReadyPeer
 from nodes.scheduler.sequence import NO_STOP, Sequence
 from nodes.scheduler.worker_link.pipeline import ADOPT, ADOPT_TIMEOUT_S, REPEAT, STEP_REPEAT_S, WORKER_LOST, Pipeline
 from tests.nodes.step_plans import column
@@ -26,6 +27,10 @@ def sequence(slot: int) -> Sequence:
     one = Sequence(7 + slot, range(4), 3, RequestSpec(DRAW, NO_STOP), 0.0)
     one.slot, one.page_ids = slot, array("i", [slot + 1])
     return one
+
+
+def sent_steps(commands: list[Command]) -> list[Tell]:
+    return [one for one in commands if isinstance(one, Tell) and isinstance(one.message, StepPlan)]
 
 
 class Bench:
@@ -58,9 +63,8 @@ class Bench:
     def steps(self) -> list[tuple[int, list[int], list[int]]]:
         """Number, slots opened and input tokens of the steps sent since the last look."""
         return [
-            (one.plan.step, [opening.slot for opening in one.plan.opens], list(one.buffers[1].cast("i")))
-            for one in self.outbox.take()
-            if isinstance(one, SendStep)
+            (one.message.step, [opening.slot for opening in one.message.opens], list(one.buffers[1].cast("i")))
+            for one in sent_steps(self.outbox.take())
         ]
 
     def result(self, step: int, tokens: list[int], worker: Address = W1, now: float = 0.0, **more):
@@ -158,7 +162,7 @@ def test_a_new_worker_gets_the_unacknowledged_steps_with_known_tokens_filled_in(
     assert ask.message == Adopt(scheduler_epoch=5, next_step=2)
     assert not one.pipeline.can_send
     one.adopted(epoch=2, now=4.0)
-    sent = [command for command in one.outbox.commands if isinstance(command, SendStep)]
+    sent = sent_steps(one.outbox.commands)
     assert [column(command.buffers, RowColumn.NUM_PAGES) for command in sent] == [[1, 1], [0, 0, 1]]
     assert one.steps() == [(2, [1, 0], [6, 5]), (3, [2], [-1, -1, 42])], "opened once, in the first step with a row"
     assert one.result(2, [7, 8], W1) == [], "the dead one's"
@@ -302,7 +306,7 @@ def test_what_a_new_worker_computes_again_is_counted(one: Bench) -> None:
 def test_a_step_carries_a_deadline_by_what_steps_took_and_more_for_the_next_worker(one: Bench) -> None:
 
     def timeouts() -> list[float]:
-        return [command.plan.timeout_s for command in one.outbox.take() if isinstance(command, SendStep)]
+        return [command.message.timeout_s for command in sent_steps(one.outbox.take())]
 
     one.send(0)
     assert timeouts() == [CONFIG.step_deadline_s + CONFIG.token_deadline_s]

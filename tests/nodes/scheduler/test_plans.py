@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mesh.runtime.effects import Told
 from nodes.asks import asked
 from nodes.asks.repetition_penalty import RepetitionPenalty
 from nodes.protocol import StepPlan, StepResult, StepResults
 from nodes.protocol.steps import MAX_STEPS
 from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import ConfigError, SchedulerConfig
-from nodes.scheduler.events import Told
 from tests.nodes.scheduler.scheduler_world import EDGE, EOS, PAGE, World, prompt, started
 
 HORIZON_S = 0.01

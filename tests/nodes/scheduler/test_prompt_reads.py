@@ -11,13 +11,13 @@ from nodes.asks.prompt_logprobs import PromptLogprobs
 from nodes.protocol import PromptRead, RowError, StepResult, Submit
 from nodes.request import RequestSpec, Sampling, StopRules
 from nodes.scheduler.batch.step import Step
-from nodes.scheduler.events import Outbox, SendStep
+from nodes.scheduler.events import Outbox
 from nodes.scheduler.finish import streams
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.worker_link.result_check import find_problem
 from tests.nodes.scheduler.scheduler_world import started
-from tests.nodes.scheduler.test_pipeline import bench
+from tests.nodes.scheduler.test_pipeline import bench, sent_steps
 
 PROMPT = list(range(100, 140))
 
@@ -87,7 +87,7 @@ def test_a_position_that_is_read_has_the_time_of_another_token() -> None:
         one = sequence(is_read=is_read)
         step = Step(array("i", [0, 1, 0, 32, 0, 0, 2]), [one], array("i", PROMPT[:32]), array("i", [1, 2]), [])
         pipeline.pipeline.send([step], 0.0)
-        [sent] = [command.plan for command in pipeline.outbox.take() if isinstance(command, SendStep)]
+        [sent] = [command.message for command in sent_steps(pipeline.outbox.take())]
         return sent.timeout_s
 
     timeout_s(is_read=False)

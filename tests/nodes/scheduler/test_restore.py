@@ -24,10 +24,11 @@ from kvstore.protocol import (
 )
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
+from mesh.runtime.effects import Ask
 from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.asks import PersistentAsks
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Ask, Outbox
+from nodes.scheduler.events import Outbox
 from nodes.scheduler.fates import Fates
 from nodes.scheduler.handoff.own_grants import CLOSE, OPEN, OwnGrants
 from nodes.scheduler.handoff.restore import (

@@ -8,9 +8,10 @@ import pytest
 from kvstore.hashing import chain_hashes, page_hash, root_hash
 from kvstore.protocol import CacheCleared, ListStoredPages, PagesOnDisk, StoreChanged, StorePages
 from mesh.address import Address
+from mesh.runtime.effects import Told
 from nodes.protocol import Adopted
 from nodes.scheduler.cache_news import GATHER_S, RESTATE_PAUSE_S
-from nodes.scheduler.events import FollowerReset, MembersChanged, Told
+from nodes.scheduler.events import FollowerReset, MembersChanged
 from nodes.scheduler.storing import PagesToStore
 from nodes.tokenizer.routing.cache_index import CacheIndex
 from tests.nodes.scheduler.scheduler_world import PAGE, Worker, World, prompt
