@@ -1,6 +1,6 @@
 """Whether KV pages can be kept where `--kv-disk` says, as far as that is known before anything runs.
 
-The agent opens its store once a worker has told how it computes (`nodes/kv_agent/disk.py`), and says then what remains:
+The agent opens its store once a worker has told how it computes (`nodes/kv_agent/stores`), and says then what remains:
 that another agent has it, or that the file system has no locks.
 """
 

@@ -1,6 +1,6 @@
 """Whether KV pages can be kept by the store that `--kv-store` names, as far as that is known before anything runs.
 
-Its code runs only in agents, once a worker has told how it computes (`nodes/kv_agent/installed_store.py`): what is
+Its code runs only in agents, once a worker has told how it computes (`nodes/kv_agent/stores/installed.py`): what is
 wrong with its options, or with what it connects to, is said then.
 """
 

@@ -38,10 +38,13 @@ class ThreadLane(Lane):
 
     @override
     def close(self) -> None:
-        for _ in self._threads:
-            self._queue.put(None)
+        self._let_end()
         for thread in self._threads:
             thread.join()
+
+    def _let_end(self) -> None:
+        for _ in self._threads:
+            self._queue.put(None)
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:

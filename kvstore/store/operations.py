@@ -1,13 +1,10 @@
-"""What a store is doing: pages being read or written, the runs that they are cut into, and what its threads tell.
-
-For `page_store.py`.
-"""
+"""What a store is doing: pages being read or written, and the runs that `page_store.py` cuts them into."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kvstore.store.files import Page
-from kvstore.store.index import Claim, StoreIndex
+from kvstore.store.index import Claim
 
 STALE: Final = "stale"
 """The slot holds another page by now, or none."""
@@ -83,35 +80,6 @@ class Piece(NamedTuple):
     @property
     def pages(self) -> Sequence[Page]:
         return self.owner.pages[self.at : self.at + self.num_pages]
-
-
-class Flushed(NamedTuple):
-    """All heads are zeroed, or could not be."""
-
-    failure: Failure | None
-
-
-class Looked(NamedTuple):
-    """The files were looked at: why they are to be opened anew, empty if they are not."""
-
-    why: str
-
-
-class NotRenewed(NamedTuple):
-    """The files could not be opened anew."""
-
-    why: str
-
-
-class Loaded(NamedTuple):
-    """The index as its heads tell; `failure` if they could not be read."""
-
-    books: StoreIndex
-    num_damaged: int
-    failure: str
-
-
-Event = tuple[Piece, Failure | None] | Loaded | Looked | NotRenewed | Flushed | Failure
 
 
 def pieces_of(owner: Read | Write, numbers: Sequence[int], slots: Sequence[int], most: int) -> list[Piece]:

@@ -9,23 +9,52 @@ Names, arguments and answers of `generate`, `encode` and `score` are those of SG
 """
 
 import atexit
+import functools
 import os
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Self
 
 from nodes.engine.errors import EngineClosed, WrongProcess
 from nodes.engine.launch import Launched
 from nodes.engine.startup import AttachTo, StartMesh, Wish
 
 if TYPE_CHECKING:
+    from nodes.engine.asking import Asked
     from nodes.engine.inside import Inside
     from nodes.engine.loop_thread import LoopThread
     from nodes.gateway.config import GatewayConfig
 
+Arguments = ParamSpec("Arguments")
+
 _opened: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+
+
+def _asked(
+    method: "Callable[Concatenate[Engine, Arguments], Asked]",
+) -> "tuple[Callable[Concatenate[Engine, Arguments], Any], Callable[Concatenate[Engine, Arguments], Awaitable[Any]]]":
+    """Two public methods of one that says what is asked: one that waits, and `async_NAME` for coroutines.
+
+    With `stream` what the second returns is read by `async for`.
+    """
+
+    @functools.wraps(method)
+    def now(engine: "Engine", /, *args: Arguments.args, **fields: Arguments.kwargs) -> Any:
+        asked = method(engine, *args, **fields)
+        return asked.asking.now(asked)
+
+    @functools.wraps(method)
+    async def later(engine: "Engine", /, *args: Arguments.args, **fields: Arguments.kwargs) -> Any:
+        asked = method(engine, *args, **fields)
+        return await asked.asking.later(asked)
+
+    now.__name__ = method.__name__.removeprefix("_")
+    later.__name__ = f"async{method.__name__}"
+    for made in (now, later):
+        made.__qualname__ = f"Engine.{made.__name__}"
+    return now, later
 
 
 class Engine:
@@ -96,7 +125,7 @@ class Engine:
         """What is served: `model_name`, `context_length`, `sampling_defaults` and more."""
         return self._asking.config
 
-    def generate(
+    def _generate(
         self,
         prompt: str | Sequence[str] | None = None,
         sampling_params: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
@@ -104,7 +133,7 @@ class Engine:
         *,
         stream: bool = False,
         **fields: Any,
-    ) -> Any:
+    ) -> "Asked":
         """Answer one prompt, or any number of them, which are fed to the mesh as there is room.
 
         Returns what `POST /generate` answers: a dict for one prompt, a list of them for a list, or for `n` in
@@ -112,73 +141,38 @@ class Engine:
         there are several. `fields` are the route's others: `return_logprob`, `logprob_start_len`, `top_logprobs_num`,
         `token_ids_logprob`, `rid` and more. These and `sampling_params` may be lists with an entry for each prompt.
         """
-        asking = self._asking
-        prompts, requests = asking.generating(prompt, input_ids, sampling_params, fields, stream=stream)
-        return asking.stream(requests) if stream else prompts.of_each(asking.whole(requests))
+        return self._asking.generate(prompt, input_ids, sampling_params, fields, stream=stream)
 
-    async def async_generate(
-        self,
-        prompt: str | Sequence[str] | None = None,
-        sampling_params: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
-        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        *,
-        stream: bool = False,
-        **fields: Any,
-    ) -> Any:
-        """`generate` for coroutines; with `stream` what it returns is read by `async for`."""
-        asking = self._asking
-        prompts, requests = asking.generating(prompt, input_ids, sampling_params, fields, stream=stream)
-        if stream:
-            return await asking.stream_later(requests)
-        return prompts.of_each(await asking.whole_later(requests))
+    generate, async_generate = _asked(_generate)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, stream: bool = False, **fields: Any) -> Any:
+    def _chat(self, messages: Sequence[Mapping[str, Any]], *, stream: bool = False, **fields: Any) -> "Asked":
         """A chat completion, as `POST /v1/chat/completions` answers it, whose other fields are `fields`.
 
         With `stream` an iterator of its chunks.
         """
-        asking = self._asking
-        request = asking.of_chat(messages, stream, fields)
-        return asking.stream(request) if stream else asking.whole(request)[0]
+        return self._asking.chat(messages, stream, fields)
 
-    async def async_chat(self, messages: Sequence[Mapping[str, Any]], *, stream: bool = False, **fields: Any) -> Any:
-        """`chat` for coroutines; with `stream` what it returns is read by `async for`."""
-        asking = self._asking
-        request = asking.of_chat(messages, stream, fields)
-        return await asking.stream_later(request) if stream else (await asking.whole_later(request))[0]
+    chat, async_chat = _asked(_chat)
 
-    def encode(
+    def _encode(
         self,
         prompt: str | Sequence[str] | None = None,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
         dimensions: int | None = None,
         **fields: Any,
-    ) -> Any:
+    ) -> "Asked":
         """The vector of one prompt, or of each of any number of them, for models that give vectors or scores.
 
         Returns what `POST /encode` answers: a dict with `embedding` and `meta_info` for one prompt, a list of them for
         a list. `dimensions`: the first so many numbers. `fields` are the route's others: `normalize`, `prompt_name`,
         `truncate_prompt_tokens`, `rid` and more.
         """
-        asking = self._asking
-        prompts = asking.prompts(prompt, input_ids, {"dimensions": dimensions, **fields})
-        return prompts.of_each(asking.whole(asking.of_vectors(prompts)))
+        return self._asking.encode(prompt, input_ids, {"dimensions": dimensions, **fields})
 
-    async def async_encode(
-        self,
-        prompt: str | Sequence[str] | None = None,
-        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        *,
-        dimensions: int | None = None,
-        **fields: Any,
-    ) -> Any:
-        """`encode` for coroutines."""
-        asking = self._asking
-        prompts = asking.prompts(prompt, input_ids, {"dimensions": dimensions, **fields})
-        return prompts.of_each(await asking.whole_later(asking.of_vectors(prompts)))
+    encode, async_encode = _asked(_encode)
 
-    def score(
+    def _score(
         self,
         query: str | Sequence[int],
         items: str | Sequence[str] | Sequence[Sequence[int]],
@@ -186,7 +180,7 @@ class Engine:
         apply_softmax: bool = False,
         item_first: bool = False,
         **fields: Any,
-    ) -> Any:
+    ) -> "Asked":
         """Score any number of items, each with the query.
 
         With `label_token_ids`, of a model that generates: a list for each item, with the probability of each of these
@@ -196,23 +190,14 @@ class Engine:
         Without, of a model that gives vectors or scores: a float for each item, as `POST /score` answers.
         `fields` are others of `/generate` or `/score`.
         """
-        asking = self._asking
-        scoring = asking.scoring(query, items, label_token_ids, fields, softmax=apply_softmax, item_first=item_first)
-        return scoring.scores(asking.whole(asking.of_scores(scoring)))
+        # As at `_begin`: only once there is an engine.
+        from nodes.engine.scores import scoring_of
 
-    async def async_score(
-        self,
-        query: str | Sequence[int],
-        items: str | Sequence[str] | Sequence[Sequence[int]],
-        label_token_ids: Sequence[int] | None = None,
-        apply_softmax: bool = False,
-        item_first: bool = False,
-        **fields: Any,
-    ) -> Any:
-        """`score` for coroutines."""
-        asking = self._asking
-        scoring = asking.scoring(query, items, label_token_ids, fields, softmax=apply_softmax, item_first=item_first)
-        return scoring.scores(await asking.whole_later(asking.of_scores(scoring)))
+        return self._asking.score(
+            scoring_of(query, items, label_token_ids, fields, softmax=apply_softmax, item_first=item_first)
+        )
+
+    score, async_score = _asked(_score)
 
     def close(self) -> None:
         """End what runs, with EngineClosed, and the mesh if it is this engine's own. Idempotent."""

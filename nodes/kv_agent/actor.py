@@ -19,12 +19,9 @@ from kvstore.protocol import (
     AnnouncePages,
     CloseGrant,
     ClosePair,
-    FindStored,
-    ListStoredPages,
     MapPool,
     OfferPair,
     OpenGrants,
-    OpenStore,
     PagesPulled,
     PoolHandle,
     SendPages,
@@ -50,7 +47,6 @@ from mesh.wire.message import HotMessage, Message
 from nodes.kv_agent.config import Bounds, KVAgentConfig
 from nodes.kv_agent.control_channel import MeshChannel
 from nodes.kv_agent.core import AgentCore
-from nodes.kv_agent.disk import DiskStores, Opener, open_store
 from nodes.kv_agent.events import (
     CancelPull,
     CloseAsked,
@@ -75,14 +71,18 @@ from nodes.kv_agent.events import (
     Tick,
     UnmapForeign,
 )
+from nodes.kv_agent.memory.actions import MemoryActions
 from nodes.kv_agent.metrics import transport_gauges
 from nodes.kv_agent.pools.facts import Pool
 from nodes.kv_agent.pools.foreign import ForeignPools
 from nodes.kv_agent.pools.held import HeldBy, HeldPools
-from nodes.kv_agent.pools.own import held_bytes
+from nodes.kv_agent.pools.own import held_bytes, is_read
 from nodes.kv_agent.pools.taking import take_when_free
+from nodes.kv_agent.stores.answers import STORE_ASKS, StoreAnswers, answer_without_stores
+from nodes.kv_agent.stores.opening import Opener, open_store
+from nodes.kv_agent.stores.traffic import StoreTraffic
 from nodes.kv_agent.transports import make_transports
-from nodes.protocol.stores import FlushStores, ListStores, StoreList, StoresFlushed
+from nodes.protocol.memory import HasLetGo, LetGo, ListMemory, ReleaseMemory, ResumeMemory
 from nodes.roles import KV_AGENT, NODE_CODEC
 
 if TYPE_CHECKING:
@@ -124,19 +124,20 @@ class KVAgent(Actor, HeldBy):
         self._driver = CoreDriver[Event, Command](
             self,
             "kv_agent",
-            lambda event, now: self._core.handle(event, now),
+            lambda event, now: self.core.handle(event, now),
             self._perform,
             setup={"config": config},
         )
-        self._timer = DeadlineTimer(lambda: self.ctx, lambda: self._core.next_deadline, lambda _: self._handle(Tick()))
+        self._timer = DeadlineTimer(lambda: self.ctx, lambda: self.core.next_deadline, lambda _: self.feed(Tick()))
         self._pumping: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
         # News from this turn of the loop, by scheduler.
         self._news: dict[str, list[PagesPulled | TransferFailed]] = {}
-        self._core = AgentCore("", [], Bounds())
-        self._held: HeldPools | None = None
+        self.core = AgentCore("", [], Bounds())
+        self._memory: MemoryActions | None = None
         self._open_store = open_store
-        self.disk: DiskStores | None = None
+        self.stores: StoreTraffic | None = None
+        self._store_answers: StoreAnswers | None = None
         self._told_refusals: set[str] = set()
 
     async def start(self) -> None:
@@ -154,50 +155,36 @@ class KVAgent(Actor, HeldBy):
                 facts.append(Pool.from_info(pool.path, pool.info))
                 self.ctx.log.info("pool", group=group, found=found, bytes=held_bytes(pool), path=pool.path)
         bounds = Bounds(config.max_grants, config.max_remembered, config.limits)
-        self._core = AgentCore(self.ctx.address.actor_id, facts, bounds)
-        self._core.note = self.ctx.trace.note
+        self.core = AgentCore(self.ctx.address.actor_id, facts, bounds)
+        self.core.note = self.ctx.trace.note
         if (kept := config.disk or config.store) is not None:
-            self.disk = DiskStores(self, kept, config.groups, self._open_store)
-        self._held = HeldPools(self, self.ranks, self.pulls, self.transports, self._host, config)
+            self.stores = StoreTraffic(self, kept, config.groups, self._open_store)
+            self._store_answers = StoreAnswers(self.ctx, self.stores)
+        held = HeldPools(self, self.ranks, self.pulls, self.transports)
+        wait_s = config.device_wait_s
+        self._memory = MemoryActions(held, self._host, self.ranks.values(), config.prefix, wait_s)
+        self._memory.on_members(())
 
-    # what `HeldPools` and `DiskStores` need
+    # what `HeldPools` and `StoreTraffic` need
 
     def wrote(self) -> None:
-        if self._held is not None:
-            self._held.copies_changed()
+        if self._memory is not None:
+            self._memory.copies_changed()
 
     def store_opened(self, source: str, layout_digest: bytes, transport: "StoreTransport") -> None:
         self.transports.join(transport)
-        self._handle(StoreHeld(source, self.ctx.address.epoch, layout_digest))
+        self.feed(StoreHeld(source, self.ctx.address.epoch, layout_digest))
 
     def has_read(self) -> None:
         self._pump_soon()
-
-    @property
-    @override
-    def core(self) -> AgentCore:
-        return self._core
-
-    @override
-    def feed(self, event: Event) -> None:
-        self._handle(event)
-
-    @override
-    def unmap(self, source: SourceId) -> None:
-        self._unmap(source)
-
-    @override
-    def let_go(self, source: SourceId) -> None:
-        self._foreign.let_go(source)
-        self._handle(SourceReleased(source))
 
     def on_tell(self, sender: Address, message: Message | HotMessage, buffers: Sequence[Buffer]) -> None:
         if isinstance(message, AnnouncePages):
             for ready in message.announced:
                 self._driver.feed(PagesAnnounced(sender, ready))
             self._handled()
-        elif isinstance(message, StorePages) and self.disk is not None:
-            self.disk.on_pages(message)
+        elif isinstance(message, StorePages) and self.stores is not None:
+            self.stores.on_pages(message)
         elif isinstance(message, ClosePair) and self._channel.inbox.transports:
             self._channel.inbox.pair_failed(message.pair, PAIR_ABORTED, f"{sender.actor_id} closed the pair")
             self._keep_pumping()
@@ -209,10 +196,17 @@ class KVAgent(Actor, HeldBy):
         if isinstance(message, OfferPair | SendPages) and self._channel.inbox.transports:
             self._channel.on_ask(call)
             return
-        if isinstance(message, OpenStore | FindStored | ListStoredPages | ListStores | FlushStores):
-            self._on_store_ask(call, message)
+        if isinstance(message, STORE_ASKS):
+            if self._store_answers is None:
+                answer_without_stores(self.ctx, call)
+            else:
+                self._store_answers.on_ask(call)
             return
-        if self._held is not None and self._held.on_ask(call):
+        if isinstance(message, ReleaseMemory | ResumeMemory | ListMemory) and self._memory is not None:
+            self._memory.on_ask(call)
+            return
+        if isinstance(message, LetGo):
+            self._let_go(call, message)
             return
         if not isinstance(message, MapPool | OpenGrants | CloseGrant):
             super().on_ask(call)
@@ -224,66 +218,57 @@ class KVAgent(Actor, HeldBy):
         call.on_cancel(lambda: self._forget_call(number))
         match message:
             case MapPool():
-                self._handle(MapAsked(number, call.sender, message))
+                self.feed(MapAsked(number, call.sender, message))
             case OpenGrants():
-                self._handle(OpenAsked(number, call.sender, message))
+                self.feed(OpenAsked(number, call.sender, message))
             case CloseGrant():
-                self._handle(CloseAsked(number, call.sender, message))
+                self.feed(CloseAsked(number, call.sender, message))
             case _:
                 assert_never(message)
 
-    def _on_store_ask(
-        self, call: Call, message: OpenStore | FindStored | ListStoredPages | ListStores | FlushStores
-    ) -> None:
-        if self.disk is None and isinstance(message, ListStores | FlushStores):
-            # An operator asks all agents, whatever each is set to.
-            call.reply(StoreList(agents=[]) if isinstance(message, ListStores) else StoresFlushed(flushed=[]))
-        elif self.disk is None:
-            call.fail("no_store", f"{self.ctx.address.actor_id} is set to keep no pages on disk")
-        elif isinstance(message, OpenStore):
-            self.disk.on_open(call, message)
-        elif isinstance(message, ListStores):
-            self.disk.on_list(call)
-        elif isinstance(message, FlushStores):
-            self.disk.on_flush(call, message)
-        elif isinstance(message, ListStoredPages):
-            self.disk.on_list_pages(call, message)
+    def _let_go(self, call: Call, order: LetGo) -> None:
+        """Another agent wants its pool unmapped: no copy from it begins, and running ones end."""
+        source = SourceId(call.sender.actor_id, order.group)
+        self._foreign.let_go(source)
+        self.feed(SourceReleased(source))
+        if is_read(self.core.sessions, source):
+            call.fail("not_ready", f"pages of {order.group} are still being copied", retryable=True)
         else:
-            self.disk.on_find(call, message)
+            call.reply(HasLetGo(group=order.group, number=order.number))
 
     def on_peer_lost(self, peer: Address, reason: str) -> None:
         self._foreign.agent_lost(peer.actor_id)
         self.transports.agent_lost(peer.actor_id)
-        self._handle(PeerGone(peer, reason))
-        if self._held is not None:
-            self._held.on_peer_lost(peer)
+        self.feed(PeerGone(peer, reason))
+        if self._memory is not None:
+            self._memory.on_peer_lost(peer)
 
     def on_members(self, joined: list[Member], left: list[Member], changed: list[Member]) -> None:
-        if self._held is not None:
-            self._held.on_members(left)
+        if self._memory is not None:
+            self._memory.on_members(left)
 
     async def drain(self) -> None:
         """Open no more grants; return when those that are open have ended, by their deadlines at the latest.
 
         Pages that were told to be stored are stored first.
         """
-        self._handle(Draining())
-        if self._core.num_live:
+        self.feed(Draining())
+        if self.core.num_live:
             self._idle = asyncio.Event()
             await self._idle.wait()
-        if self.disk is not None:
-            await self.disk.drained()
+        if self.stores is not None:
+            await self.stores.drained()
 
     async def stop(self) -> None:
         """Close the pools, and remove their segments unless the configuration leaves them to the next agent."""
         self._timer.cancel()
         if self._pumping is not None:
             self._pumping.cancel()
-        if self._held is not None:
-            self._held.stop()
+        if self._memory is not None:
+            self._memory.stop()
         self.transports.close()
-        if self.disk is not None:
-            self.disk.close()
+        if self.stores is not None:
+            self.stores.close()
         # After the transports are closed: a copy still running would write into what is freed here.
         for pool in (pool for pools in self.ranks.values() for pool in pools):
             try:
@@ -297,12 +282,12 @@ class KVAgent(Actor, HeldBy):
         self._peers.clear()
 
     def stats(self) -> dict[str, float]:
-        figures = self._core.gauges()
+        figures = self.core.gauges()
         for group, pools in self.ranks.items():
             figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pools[0].num_pages - 1)
             figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(sum(map(held_bytes, pools)))
-        if self.disk is not None:
-            figures |= self.disk.gauges()
+        if self._store_answers is not None:
+            figures |= self._store_answers.gauges()
         return figures | transport_gauges(self.transports)
 
     # inside
@@ -313,15 +298,16 @@ class KVAgent(Actor, HeldBy):
         self.ctx.log.warning("fallbacks", now=fallbacks)
         self.ctx.announce(fallbacks=fallbacks)
 
-    def _handle(self, event: Event) -> None:
+    @override
+    def feed(self, event: Event) -> None:
         if self._driver.feed(event):
             self._handled()
 
     def _handled(self) -> None:
-        if self._idle is not None and not self._core.num_live:
+        if self._idle is not None and not self.core.num_live:
             self._idle.set()
-        if self._held is not None:
-            self._held.copies_changed()
+        if self._memory is not None:
+            self._memory.copies_changed()
         self._timer.arm()
         self._keep_pumping()
 
@@ -332,8 +318,8 @@ class KVAgent(Actor, HeldBy):
                 if call is not None:
                     call.reply(message)
                     # From this answer on the caller may have the pool mapped, so it must be asked before that is freed.
-                    if isinstance(message, PoolHandle) and self._held is not None:
-                        self._held.mapped(message.group, call.sender)
+                    if isinstance(message, PoolHandle) and self._memory is not None:
+                        self._memory.on_mapped(message.group, call.sender)
             case Refuse(number, code, reason, retryable):
                 call = self._calls.pop(number, None)
                 if call is not None:
@@ -345,7 +331,7 @@ class KVAgent(Actor, HeldBy):
             case MapForeign(source):
                 self.ctx.spawn(self._map_foreign(source), name=f"map {source.agent}/{source.group}")
             case UnmapForeign(source):
-                self._unmap(source)
+                self.unmap(source)
             case StartPull():
                 self._start_pull(command)
             case CancelPull(grant_id, copy_id):
@@ -380,7 +366,7 @@ class KVAgent(Actor, HeldBy):
             else:
                 message = f"the pool of {command.source.group} now has incarnation {found}"
                 ended = CopyEnded(command.copy.copy_id, "source_changed", message)
-        self._handle(CopyDone(command.grant_id, ended, 0))
+        self.feed(CopyDone(command.grant_id, ended, 0))
 
     def _source(self, source: SourceId) -> list[Peer]:
         """The mappings of a source's pools, by rank; the agent's own pools are mapped read-only like any other."""
@@ -390,8 +376,8 @@ class KVAgent(Actor, HeldBy):
             if own is not None:
                 peers = [self.transports.connect_own(pool) for pool in own]
             else:
-                assert self.disk is not None, "the core knows of no other source that is this agent's"
-                peers = list[Peer](self.disk.connect(source.group))
+                assert self.stores is not None, "the core knows of no other source that is this agent's"
+                peers = list[Peer](self.stores.connect(source.group))
             self._peers[source] = peers
         return peers
 
@@ -403,14 +389,15 @@ class KVAgent(Actor, HeldBy):
         except KVError as error:
             refused = SourceRefused(source, error.code, error.message)
         else:
-            self._unmap(source)
+            self.unmap(source)
             self._peers[source] = peers
             info = peers[0].info
-            self._handle(SourceMapped(source, info.incarnation, info.layout.digest))
+            self.feed(SourceMapped(source, info.incarnation, info.layout.digest))
             return
-        self._handle(refused)
+        self.feed(refused)
 
-    def _unmap(self, source: SourceId) -> None:
+    @override
+    def unmap(self, source: SourceId) -> None:
         for peer in self._peers.pop(source, ()):
             self.transports.disconnect(peer)
 
@@ -445,13 +432,13 @@ class KVAgent(Actor, HeldBy):
         self._pumping = None
         failure = ""
         for ended in self.pulls.pump(self.ctx.now()):
-            self._handle(CopyDone(*ended))
+            self.feed(CopyDone(*ended))
             if ended.event.code == DeviceFault.code:
                 failure = ended.event.message
         if failure := failure or self.transports.device_failure:
             # Nothing that this process does on the device can succeed any more; the next one makes the pools again.
             self.ctx.fail(f"a device failed: {failure}")
-        if self._held is not None:
+        if self._memory is not None:
             # The core does not know of pages sent to other agents.
-            self._held.copies_changed()
+            self._memory.copies_changed()
         self._keep_pumping()

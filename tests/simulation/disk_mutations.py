@@ -17,8 +17,8 @@ from kvstore.store.page_store import PageStore
 from kvstore.store.pool_writes import PoolWrites
 from kvstore.store.source import StorePeer
 from kvstore.transfer.session import TransferSession
-from nodes.kv_agent.disk import DiskStores
 from nodes.kv_agent.pools import held
+from nodes.kv_agent.stores.answers import StoreAnswers
 from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.handoff.own_grants import OwnGrants
 from nodes.scheduler.handoff.restore import RestoreQueue
@@ -74,8 +74,8 @@ def _without_salt(uncached: Any, self: PrefixCache, token_ids: Any, _extra_key: 
     return uncached(self, token_ids)
 
 
-def _of_other_numerics(on_find: Any, self: DiskStores, call: Any, message: Any) -> None:
-    on_find(self, call, replace(message, numerics=OTHER_NUMERICS))
+def _of_other_numerics(on_find: Any, self: StoreAnswers, call: Any, message: Any, identity: Any) -> None:
+    on_find(self, call, message, replace(identity, numerics=OTHER_NUMERICS))
 
 
 def _from_the_beginning(on_found: Any, self: RestoreQueue, number: str, message: Any) -> None:
@@ -115,7 +115,7 @@ DISKS: dict[str, Bug] = {
         33, (PageStore, "_settle_read", _never_stale), (StorePeer, "generations", returns(None))
     ),
     "pages of another salt are looked for": bug(3, (PrefixCache, "uncached", _without_salt)),
-    "pages of other numerics are found": bug(0, (DiskStores, "on_find", _of_other_numerics)),
+    "pages of other numerics are found": bug(0, (StoreAnswers, "on_find", _of_other_numerics)),
     "what is found begins at the first page": bug(7, (RestoreQueue, "on_found", _from_the_beginning)),
     "who begins alike does not wait": bug(0, (RestoreQueue, "must_wait", meanwhile(0, "_restores", lambda _: {}))),
     "pages of a failed restore are used at once": bug(49, (OwnGrants, "take_back", _as_if_idle)),

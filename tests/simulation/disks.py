@@ -27,8 +27,8 @@ from mesh.actor import Call
 from mesh.simulation.faults import Faults
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import DiskConfig, KVAgentConfig
-from nodes.kv_agent.disk import OpenedStore, feed_store
 from nodes.kv_agent.events import Event, GroupReleased, SourceId
+from nodes.kv_agent.stores.opening import OpenedStore, feed_store
 from nodes.scheduler.config import SchedulerConfig
 from tests.simulation import releases, scenario
 from tests.simulation.bad_disks import TROUBLES, BadFiles, DiskLane, fill, require_right
@@ -50,9 +50,10 @@ class DiskAgent(KVAgent):
     @override
     async def start(self) -> None:
         await super().start()
-        assert self.disk is not None
-        for identity in {self.disk._identity(group, numerics): 0 for group in self.ranks for numerics in self.opens}:
-            self.ctx.spawn(self.disk._open(identity), name="open a store early")
+        assert self.stores is not None
+        stores = self.stores.stores
+        for identity in {stores.identity(group, numerics): 0 for group in self.ranks for numerics in self.opens}:
+            self.ctx.spawn(stores.open(identity), name="open a store early")
 
     @override
     def feed(self, event: Event) -> None:

@@ -11,12 +11,11 @@ it was woken: by threads whose calls have ended, and by `later` when a deadline 
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from typing_extensions import override
 
-from kvstore.store.lanes import Lane
+from kvstore.store.lanes import Lane, ThreadLane
 
 Result = TypeVar("Result")
 
@@ -53,26 +52,15 @@ class Told(Protocol):
         ...
 
 
-class CallThread(Lane):
+class CallThread(ThreadLane):
     """A thread that may never come back; `close` does not wait for it, and lets it end when it does."""
 
     def __init__(self, name: str) -> None:
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # A daemon: what hangs in it must not keep the process from ending.
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    @override
-    def submit(self, work: Callable[[], None]) -> None:
-        self._queue.put(work)
+        super().__init__(name, 1)
 
     @override
     def close(self) -> None:
-        self._queue.put(None)
-
-    def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
-            work()
-            del work
+        self._let_end()
 
 
 class _Call(Generic[Result]):

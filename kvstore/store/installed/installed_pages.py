@@ -10,7 +10,7 @@ So a page is right or a miss, whatever the store does, and a store that hangs co
 and buffers, never memory of a pool. Its owner calls all methods from one thread.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -19,16 +19,15 @@ from typing import Final, NamedTuple
 import msgspec
 from typing_extensions import override
 
-from kvstore.store.files import Page
 from kvstore.store.index import Claim, PageName
 from kvstore.store.installed.calls import BoundedCalls, truths
 from kvstore.store.installed.known_pages import KnownPages
 from kvstore.store.installed.plugins import InstalledStore
 from kvstore.store.installed.values import PageValues, UnsignedValue
-from kvstore.store.interface import Listed, Store, Stored
+from kvstore.store.interface import READ_ONLY, Store, Stored
 from kvstore.store.lanes import Lane, ThreadLane
-from kvstore.store.missing import CHANGED, READ_ONLY, UNREADABLE, WRITE_FAILED, MissingPages
 from kvstore.store.missing import CORRUPT as MISSING_CORRUPT
+from kvstore.store.missing import UNREADABLE, WRITE_FAILED
 from kvstore.store.missing import UNSIGNED as MISSING_UNSIGNED
 from kvstore.store.operations import CORRUPT, FAILED, MEMORY_GONE, STALE, UNSIGNED, Read, Write
 
@@ -40,7 +39,6 @@ THREADS: Final = {CONTAINS: 1, GET: 2, PUT: 1, REMOVE: 1}
 """Two for `get`, so that one value comes while another is on its way; the others are short, or nobody waits."""
 MISSING: Final = "missing"
 _WHYS: Final = {CORRUPT: MISSING_CORRUPT, UNSIGNED: MISSING_UNSIGNED, FAILED: UNREADABLE}
-_COUNTED: Final = {CHANGED: "changed meanwhile", WRITE_FAILED: "write failed"}
 
 
 class CallLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,57 +86,20 @@ class InstalledPages(Store):
         copying: Lane | None = None,
         limits: CallLimits = DEFAULT_CALL_LIMITS,
     ) -> None:
+        super().__init__(page_bytes, limits.num_known, limits.reading_bytes, limits.writing_bytes)
         self._store = store
         self._values = values
-        self._page_bytes = page_bytes
         self._calls = calls
         self._copying = copying or ThreadLane("kv-store-copy", 1)
-        self._limits = limits
         self._call_pages = max(1, min(limits.call_pages, limits.call_bytes // values.value_bytes))
         self._known = KnownPages(limits.num_known)
-        self.missing = MissingPages()
         self._putting: set[bytes] = set()
         self._sealed: dict[Write, list[memoryview | None]] = {}
-        self._reading = self._writing = 0
-        # What `copying` has done; `poll` goes on with it.
-        self._copied: deque[Callable[[], None]] = deque()
-        self._ended: list[Read | Write] = []
-        self._counts: Counter[str] = Counter()
-
-    @property
-    @override
-    def page_bytes(self) -> int:
-        return self._page_bytes
-
-    @property
-    @override
-    def num_slots(self) -> int:
-        return self._limits.num_known
-
-    @property
-    @override
-    def why_read_only(self) -> str:
-        return ""
-
-    @property
-    @override
-    def why_buffered(self) -> str:
-        return ""
-
-    @property
-    @override
-    def why_off(self) -> str:
-        return self._calls.why_off
 
     @property
     @override
     def is_loaded(self) -> bool:
         return True
-
-    @property
-    @override
-    def last_failure(self) -> str:
-        return self._calls.last_failure
 
     @override
     def find(self, prompts: Sequence[Sequence[bytes]], answer: Callable[[list[Stored]], None]) -> None:
@@ -160,104 +121,28 @@ class InstalledPages(Store):
         return [page_hash in self._known for page_hash in hashes]
 
     @override
-    def listed(self, first_slot: int, used_after: int) -> Listed:
-        """Nothing: such a store is asked for pages by name, and what it has, all hosts that reach it have."""
-        return Listed(b"")
-
-    @override
     def sequences(self, slots: Sequence[int]) -> list[int]:
         return self._known.sequences(slots)
 
     @override
-    def read(self, slots: Sequence[int], sequences: Sequence[int], pages: Sequence[Page]) -> Read | None:
-        read = Read(slots, sequences, pages)
-        hashes = self._known.hashes(slots, sequences)
-        held = [(number, page_hash) for number, page_hash in enumerate(hashes) if page_hash is not None]
-        read.num_bytes = len(held) * self._page_bytes
-        # A read that is larger than the limit goes alone: refused each time, it would wait for ever.
-        if self._reading and self._reading + read.num_bytes > self._limits.reading_bytes:
-            return None
-        self._reading += read.num_bytes
-        self._counts["read stale"] += len(slots) - len(held)
-        self._advance(_Reading(read, self._cut(held)))
-        return read
-
-    @override
-    def begin_write(self, names: Sequence[PageName], pages: Sequence[Page]) -> Write | None:
-        if self.why_off or self.must_wait(len(names)):
-            # Said as a disk says it: nothing is written there.
-            self._counts["not stored, read only" if self.why_off else "not stored, busy"] += len(names)
-            if self.why_off:
-                self.missing.add_hashes([name.page_hash for name in names], READ_ONLY)
-            return None
-        # Backwards, so that of a page that is offered twice the first place stays: parents come before children.
-        fresh = {
-            name.page_hash: number
-            for number, name in reversed(list(enumerate(names)))
-            if name.page_hash not in self._known and name.page_hash not in self._putting
-        }
-        if not fresh:
-            return None
-        positions = sorted(fresh.values())
-        # No slots: where a value lies is the store's affair, and it gets a number when it is there.
-        claims = [Claim(0, 0, names[number]) for number in positions]
-        write = Write(claims, positions, [pages[number] for number in positions])
-        write.num_bytes = len(claims) * self._page_bytes
-        self._writing += write.num_bytes
-        self._putting.update(fresh)
-        self._copying.submit(partial(self._seal, write))
-        return write
-
-    @override
-    def must_wait(self, num_pages: int) -> bool:
-        too_many = self._writing + num_pages * self._page_bytes > self._limits.writing_bytes
-        return bool(self._writing) and too_many and not self.why_off
-
-    @override
     def commit(self, write: Write, is_good: Sequence[bool]) -> None:
-        write.is_written = True
-        sealed = self._sealed[write]
-        kept: list[tuple[int, bytes]] = []
-        for number, claim in enumerate(write.claims):
-            if is_good[number] and sealed[number] is not None:
-                kept.append((number, claim.name.page_hash))
-            else:
-                self._not_stored(claim.name.page_hash, CHANGED)
-        wanted = self._cut(kept)
-        write.num_left = len(wanted)
-        for some in wanted:
-            values = [value for number in some.positions if (value := sealed[number]) is not None]
-            # Nobody waits for a put, so it may begin late; what waits is bounded by `writing_bytes`.
-            self._calls.submit(
-                PUT, partial(self._put, some, values), partial(self._was_put, write, some), may_wait=True
-            )
-        if not wanted:
-            self._end_write(write)
+        sealed = zip(is_good, self._sealed[write], strict=True)
+        super().commit(write, [good and value is not None for good, value in sealed])
 
     @override
     def poll(self) -> list[Read | Write]:
         self._calls.poll()
-        while self._copied:
-            self._copied.popleft()()
-        over, self._ended = self._ended, []
-        return over
+        self.why_off, self.last_failure = self._calls.why_off, self._calls.last_failure
+        return super().poll()
 
     @override
     def wait(self) -> None:
-        if not self._ended:
-            self._calls.wait()
+        self._calls.wait()
 
     @override
     def stats(self) -> dict[str, float]:
-        return {
-            "loaded": 1.0,
-            "stored": float(len(self._known)),
-            "off": float(bool(self.why_off)),
-            "reading bytes": float(self._reading),
-            "writing bytes": float(self._writing),
-            **{f"call {name} {outcome}": float(count) for (name, outcome), count in self._calls.counts.items()},
-            **{name: float(count) for name, count in self._counts.items()},
-        }
+        calls = {f"call {name} {outcome}": float(count) for (name, outcome), count in self._calls.counts.items()}
+        return {"loaded": 1.0, "stored": float(len(self._known)), **calls, **super().stats()}
 
     @override
     def close(self) -> None:
@@ -295,6 +180,10 @@ class InstalledPages(Store):
 
     # reading
 
+    @override
+    def _begin_read(self, read: Read, held: Sequence[int]) -> None:
+        self._advance(_Reading(read, self._cut([(number, self._known.hash_at(read.slots[number])) for number in held])))
+
     def _advance(self, reading: _Reading) -> None:
         """Begin the next calls of a read, or end it."""
         if not reading.read.is_needed:
@@ -305,8 +194,7 @@ class InstalledPages(Store):
             reading.num_running += 1
             self._calls.submit(GET, partial(self._get, some), partial(self._got, reading, some))
         if not reading.num_running:
-            self._reading -= reading.read.num_bytes
-            self._end(reading.read)
+            self._tell(partial(self._over, reading.read))
 
     def _get(self, some: _Wanted) -> list[bytearray | None]:
         """In a call's thread. The buffers are made here, so that only what is being got has some."""
@@ -340,14 +228,14 @@ class InstalledPages(Store):
                 outcomes.append(MEMORY_GONE)
             except UnsignedValue:
                 outcomes.append(UNSIGNED)
-        self._copied.append(partial(self._settle, reading, some, outcomes))
-        self._calls.tell()
+        self._tell(partial(self._settle, reading, some, outcomes))
 
     def _settle(self, reading: _Reading, some: _Wanted, outcomes: Sequence[str]) -> None:
         wrong: list[bytes] = []
         for position, page_hash, outcome in zip(some.positions, some.hashes, outcomes, strict=True):
-            self._counts[f"read {outcome}" if outcome else "read"] += 1
-            reading.read.outcomes[position] = STALE if outcome == MISSING else outcome
+            self._was_read(reading.read, position, outcome)
+            if outcome == MISSING:
+                reading.read.outcomes[position] = STALE
             # Not after a failure: the store may be away for a moment, and has its values when it is back.
             if outcome in (MISSING, CORRUPT, UNSIGNED):
                 self._known.drop(page_hash)
@@ -363,6 +251,43 @@ class InstalledPages(Store):
 
     # writing
 
+    @override
+    def _refusal(self, num_bytes: int) -> str:
+        # Said as a disk says it: nothing is written there.
+        return READ_ONLY if self.why_off else super()._refusal(num_bytes)
+
+    @override
+    def _claim(self, names: Sequence[PageName]) -> list[Claim]:
+        fresh: dict[bytes, PageName] = {}
+        for name in names:
+            if name.page_hash not in self._known and name.page_hash not in self._putting:
+                fresh.setdefault(name.page_hash, name)
+        self._putting.update(fresh)
+        # No slots: where a value lies is the store's affair, and it gets a number when it is there.
+        return [Claim(0, 0, name) for name in fresh.values()]
+
+    @override
+    def _begin_write(self, write: Write) -> None:
+        self._copying.submit(partial(self._seal, write))
+
+    @override
+    def _keep(self, write: Write, kept: Sequence[int]) -> None:
+        sealed = self._sealed.pop(write)
+        wanted = self._cut([(number, write.claims[number].name.page_hash) for number in kept])
+        write.num_left = len(wanted)
+        for some in wanted:
+            values = [value for number in some.positions if (value := sealed[number]) is not None]
+            # Nobody waits for a put, so it may begin late; what waits is bounded by `writing_bytes`.
+            self._calls.submit(
+                PUT, partial(self._put, some, values), partial(self._was_put, write, some), may_wait=True
+            )
+        if not wanted:
+            self._tell(partial(self._over, write))
+
+    @override
+    def _release(self, write: Write, number: int) -> None:
+        self._putting.discard(write.claims[number].name.page_hash)
+
     def _seal(self, write: Write) -> None:
         """In the thread for copies: the only one that reads a pool's memory."""
         sealed: list[memoryview | None] = []
@@ -372,14 +297,13 @@ class InstalledPages(Store):
             except ValueError:
                 # A view that was released: its pool was closed meanwhile.
                 sealed.append(None)
-        self._copied.append(partial(self._was_sealed, write, sealed))
-        self._calls.tell()
+        self._tell(partial(self._was_sealed, write, sealed))
 
     def _was_sealed(self, write: Write, sealed: list[memoryview | None]) -> None:
         self._sealed[write] = sealed
         # What is put may take seconds, and the pool's memory is not needed for it.
         write.pages, write.reads_memory = (), False
-        self._ended.append(write)
+        self._over(write)
 
     def _put(self, some: _Wanted, values: Sequence[memoryview]) -> list[bool]:
         """In a call's thread."""
@@ -387,35 +311,24 @@ class InstalledPages(Store):
 
     def _was_put(self, write: Write, some: _Wanted, kept: list[bool] | None) -> None:
         for index, (position, page_hash) in enumerate(zip(some.positions, some.hashes, strict=True)):
-            is_kept = kept is not None and kept[index]
-            if not is_kept:
-                self._not_stored(page_hash, WRITE_FAILED)
+            if kept is None or not kept[index]:
+                self._not_stored(write, position, WRITE_FAILED)
                 continue
             self._putting.discard(page_hash)
-            self._counts["written"] += 1
-            write.is_stored[position] = True
             self._known.number(page_hash)
+            self._stored(write, position)
         write.num_left -= 1
         if not write.num_left:
-            self._end_write(write)
-
-    def _end_write(self, write: Write) -> None:
-        del self._sealed[write]
-        self._writing -= write.num_bytes
-        self._end(write)
+            self._over(write)
 
     # inside
 
-    def _not_stored(self, page_hash: bytes, why: str) -> None:
-        self._putting.discard(page_hash)
-        self._counts[_COUNTED[why]] += 1
-        self.missing.add_hashes([page_hash], why)
+    @override
+    def _tell(self, work: Callable[[], None]) -> None:
+        self._to_do.append(work)
+        self._calls.tell()
 
     def _cut(self, pages: Sequence[tuple[int, bytes]]) -> list[_Wanted]:
         size = self._call_pages
         batches = [pages[at : at + size] for at in range(0, len(pages), size)]
         return [_Wanted([number for number, _ in some], [one for _, one in some]) for some in batches]
-
-    def _end(self, owner: Read | Write) -> None:
-        self._ended.append(owner)
-        self._calls.tell()

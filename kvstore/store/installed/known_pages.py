@@ -52,10 +52,9 @@ class KnownPages:
             raise ValueError(f"slots {min(slots)} to {max(slots)} are not all among {self.num_slots}")
         return [self._sequences[slot] if slot < len(self._sequences) else 0 for slot in slots]
 
-    def hashes(self, slots: Sequence[int], sequences: Sequence[int]) -> list[bytes | None]:
-        """The page that each slot still holds under that sequence, or None. Raises ValueError as `sequences`."""
-        pairs = zip(slots, sequences, self.sequences(slots), strict=True)
-        return [self._hashes[slot] if there and there == wanted else None for slot, wanted, there in pairs]
+    def hash_at(self, slot: int) -> bytes:
+        """The page that this slot holds."""
+        return self._hashes[slot]
 
     def _next_slot(self) -> int:
         if self._free:

@@ -1,17 +1,16 @@
 """Performs what `core.py` decides: asks holders, writes desired states into headers, frees pools and makes them again.
 
-Part of the kv_agent's actor, which still owns its pools; `PoolOwner` is the part of it that is needed here.
+Part of the kv_agent's actor, whose pools `pools/held.py` holds.
 """
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Protocol, assert_never
+from typing import Any, Final, assert_never
 
 from kvstore.errors import DeviceExhaustedMemory, KVError
 from kvstore.pool.header import PoolInfo
 from kvstore.pool.page_pool import MemoryHost, PagePool
-from kvstore.protocol import PoolHandle
-from mesh.actor import Call, Context
+from mesh.actor import Call
 from mesh.address import Address
 from mesh.errors import CallError
 from mesh.membership.view import Member
@@ -46,6 +45,7 @@ from nodes.kv_agent.memory.events import (
     Tick,
     Wanted,
 )
+from nodes.kv_agent.pools.held import HeldPools
 from nodes.kv_agent.pools.taking import MEMORY_RETRY_S, free_pools, make_pools, mark_pools
 from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, ListMemory, ReleaseMemory, ResumeMemory, TakeUp
 from nodes.roles import SCHEDULER, WORKER
@@ -54,45 +54,11 @@ ASK_TIMEOUT_S: Final = 5.0
 """A worker that loads weights takes longer: it is asked again, and answers when it is done."""
 
 
-class PoolOwner(Protocol):
-    """The actor's methods for changing its pools."""
-
-    ctx: Context
-
-    def pools(self, group: str) -> list[PagePool]:
-        """The pools of a group's ranks, or what a release left of them."""
-        ...
-
-    def next_incarnation(self) -> int:
-        """The number of the next incarnation of a pool."""
-        ...
-
-    def stop_copies(self, group: str) -> None:
-        """Let nobody map the pool, nor copy from or to it."""
-        ...
-
-    def is_copying(self, group: str) -> bool:
-        """Whether a copy still uses it, including sends to other agents."""
-        ...
-
-    def forget_pool(self, group: str) -> None:
-        """Give up every view and mapping of it."""
-        ...
-
-    def put_pools(self, group: str, pools: list[PagePool], *, is_offered: bool) -> None:
-        """Own `pools` in place of the group's; if `is_offered`, they may be mapped and copied. Tells the mesh."""
-        ...
-
-    def handle(self, group: str) -> PoolHandle:
-        """Where the pool of a group is, for actors that map it."""
-        ...
-
-
 class MemoryActions:
     """See the module. Pools' names begin with `prefix`; `wait_s` limits waiting for device memory that others have."""
 
     def __init__(
-        self, owner: PoolOwner, host: MemoryHost, pools: Iterable[Sequence[PagePool]], prefix: str, wait_s: float
+        self, owner: HeldPools, host: MemoryHost, pools: Iterable[Sequence[PagePool]], prefix: str, wait_s: float
     ) -> None:
         self._owner = owner
         self._host = host

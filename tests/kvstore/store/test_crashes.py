@@ -8,7 +8,6 @@ from kvstore.store import heads as heads_module
 from kvstore.store import page_store as page_store_module
 from kvstore.store.free_slots import FreeSlots
 from kvstore.store.heads import Head, are_sound, decode_heads, encode_heads
-from kvstore.store.operations import Flushed
 from kvstore.store.page_store import PageStore
 from tests.kvstore.store.world import run_flushes, run_kills, run_power_cuts
 from tests.simulation.planting import Patches, around, first_caught, nothing
@@ -101,7 +100,7 @@ PLANTED: dict[str, tuple[Any, Patches]] = {
     ),
     "heads are not zeroed by a flush": (
         run_flushes,
-        [around(PageStore, "_zero_all_heads", lambda _, self: self._tell(Flushed(None)))],
+        [around(PageStore, "_zero_all_heads", lambda _, self: self._tell(lambda: self._flushed(None)))],
     ),
     "what is being written outlives a flush": (run_flushes, [around(PageStore, "flush", _but_what_is_being_written)]),
     "a slot is given to two pages": (run_kills, [around(FreeSlots, "take", _free_though_taken)]),

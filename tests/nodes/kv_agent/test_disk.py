@@ -23,7 +23,7 @@ from mesh.address import Address
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, DiskConfig
-from nodes.kv_agent.disk import AGAIN_S, GATHER_S, OpenedStore, feed_store
+from nodes.kv_agent.stores.opening import AGAIN_S, GATHER_S, OpenedStore, feed_store
 from nodes.protocol import ReleaseMemory, ResumeMemory
 from tests.kvstore.store.faulty_files import FaultyFiles, SteppedLane
 from tests.kvstore.store.pages import blank, chain, content
@@ -157,7 +157,7 @@ async def test_without_the_setting_there_is_no_store(world: World) -> None:
     with pytest.raises(RemoteError, match="no_store"):
         await world.ask(world.d, "agent-0", OpenStore(group="d", numerics=NUMERICS))
     assert not [name for name in agent.stats() if "disk" in name]
-    assert agent.disk is None
+    assert agent.stores is None
 
 
 async def test_pages_are_stored_once_the_store_is_open(world: World) -> None:
@@ -384,8 +384,8 @@ async def test_a_queue_that_is_full_and_a_disk_that_fails_are_counted(world: Wor
         await asyncio.sleep(1.1 * GATHER_S)
     assert dropped(agent) == {"write_failed": 8, "read_only": 3}
     assert agent.stats()["mesh_kv_disk_read_only"] == 1
-    assert agent.disk is not None
-    (opened,) = agent.disk._opened.values()
+    assert agent.stores is not None
+    (opened,) = agent.stores.stores.opened.values()
     opened.writes.counts["queue full"] += 2
     assert dropped(agent)["queue_full"] == 2
 
@@ -426,17 +426,17 @@ def test_a_store_in_a_directory(tmp_path: Path) -> None:
         agent = KVAgent(config("d", disk=disk, directory=str(tmp_path)), host)
         agent.ctx = RecordingContext(Address("agent-0", 1), None)  # type: ignore[arg-type]
         await agent.start()
-        assert agent.disk is not None
+        assert agent.stores is not None
         (pool,) = agent.ranks["d"]
         for page in range(1, pool.num_pages):
             pool.table().write(page, PageEntry(PageState.RUNNING, generation=7))
         fill([pool], pages)
-        opened = await agent.disk._open(agent.disk._identity("d", NUMERICS))
+        opened = await agent.stores.stores.open(agent.stores.stores.identity("d", NUMERICS))
         assert isinstance(opened, OpenedStore)
         handle = PoolHandle(group="d", agent="", path="", num_pages=1, layout=LAYOUT, incarnation=pool.info.incarnation)
         while not opened.store.is_loaded:
             await asyncio.sleep(0.001)
-        agent.disk.on_pages(told(handle, pages))
+        agent.stores.on_pages(told(handle, pages))
         await agent.drain()
         figures = agent.stats()
         await agent.stop()

@@ -24,8 +24,8 @@ from mesh.address import Address
 from mesh.errors import RemoteError
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import ConfigError, DiskConfig, InstalledStoreConfig
-from nodes.kv_agent.disk import GATHER_S, OpenedStore, feed_store
-from nodes.kv_agent.installed_store import open_installed
+from nodes.kv_agent.stores.installed import open_installed
+from nodes.kv_agent.stores.opening import GATHER_S, OpenedStore, feed_store
 from nodes.protocol import ReleaseMemory
 from nodes.protocol.stores import FlushStores, ListStores
 from tests.kvstore.store.installed import distribution
@@ -246,7 +246,7 @@ async def test_a_value_that_nobody_of_the_mesh_has_sealed_is_told_from_a_broken_
     agent, pool = await stored(world, server)
     found = await find(world)
     # Whoever reaches the store knows how values are made: name and checksum are right.
-    (identity,) = agent.disk._opened
+    (identity,) = agent.stores.stores.opened
     forged = bytes(PageValues(identity).seal(NAMES[1].page_hash, [memoryview(bytes(SIZE))]))
     server.kept.values[NAMES[1].page_hash] = forged
     await restore(world, found, [3, 4, 2])
@@ -302,8 +302,8 @@ async def test_memory_is_released_while_the_store_hangs_with_pages_of_it(world: 
     fill([pool], OTHERS)
     world.d.ctx.tell("agent-0", told(handle, OTHERS))
     await asyncio.sleep(1.5 * GATHER_S)
-    assert agent.disk is not None
-    assert not agent.disk.is_writing("d"), "what hangs has copies"
+    assert agent.stores is not None
+    assert not agent.stores.is_writing("d"), "what hangs has copies"
     answer = await world.ask(world.d, "agent-0", ReleaseMemory(groups=["d"], keep_weights=True))
     assert [group.group for group in answer.groups] == ["d"]
     await until(lambda: dropped(agent) == {"write_failed": 6}, 5.0)
@@ -378,18 +378,18 @@ def test_the_example_in_a_folder(tmp_path: Path) -> None:
         agent = KVAgent(config("d", store=store, directory=str(tmp_path)), host)
         agent.ctx = RecordingContext(Address("agent-0", 1), None)  # type: ignore[arg-type]
         await agent.start()
-        assert agent.disk is not None
+        assert agent.stores is not None
         (pool,) = agent.ranks["d"]
         for page in range(1, pool.num_pages):
             pool.table().write(page, PageEntry(PageState.RUNNING, generation=7))
         fill([pool], NAMES)
-        opened = await agent.disk._open(agent.disk._identity("d", NUMERICS))
+        opened = await agent.stores.stores.open(agent.stores.stores.identity("d", NUMERICS))
         assert isinstance(opened, OpenedStore)
         before = asyncio.get_running_loop().create_future()
         opened.store.find([[name.page_hash for name in NAMES]], before.set_result)
         found = len((await before)[0].slots)
         handle = PoolHandle(group="d", agent="", path="", num_pages=1, layout=LAYOUT, incarnation=pool.info.incarnation)
-        agent.disk.on_pages(told(handle))
+        agent.stores.on_pages(told(handle))
         await agent.drain()
         figures = agent.stats()
         await agent.stop()

@@ -29,7 +29,7 @@ class Pool:
 
     def forge(self, agent: KVAgent) -> None:
         """As whoever reaches the ports of Mooncake can."""
-        (identity,) = agent.disk._opened
+        (identity,) = agent.stores.stores.opened
         forged = PageValues(identity).seal(NAMES[1].page_hash, [memoryview(bytes(SIZE))])
         self.fake.values[KEY_OF_SECOND] = bytes(forged)
 

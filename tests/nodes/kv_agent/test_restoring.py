@@ -162,8 +162,8 @@ async def test_who_wants_a_list_of_a_store_that_is_not_open_has_it_opened_and_as
     await until(lambda: disk.num_opened == 1, 5.0)
     with pytest.raises(RemoteError, match="store_loading"):
         await world.ask(world.d, "agent-0", ListStoredPages(group="d", numerics=NUMERICS))
-    assert agent.disk is not None
-    (one,) = agent.disk._opened.values()
+    assert agent.stores is not None
+    (one,) = agent.stores.stores.opened.values()
     await until(lambda: one.store.is_loaded, 5.0)
     listed = await world.ask(world.d, "agent-0", ListStoredPages(group="d", numerics=NUMERICS))
     assert listed == StoredPagesListed(hashes=b"")

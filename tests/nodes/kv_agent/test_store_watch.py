@@ -12,12 +12,11 @@ from kvstore.pool.page_pool import ShmHost
 from kvstore.protocol import FindStored, ListStoredPages, OpenStore, StoredPagesListed, StoredPrompt
 from mesh.address import Address
 from mesh.errors import RemoteError
-from nodes.kv_agent import disk as disk_module
-from nodes.kv_agent import store_watch
 from nodes.kv_agent.actor import KVAgent
 from nodes.kv_agent.config import DiskConfig
-from nodes.kv_agent.disk import OpenedStore
-from nodes.kv_agent.store_watch import LOOK_S, MOST_PAUSE_S
+from nodes.kv_agent.stores import answers, watch
+from nodes.kv_agent.stores.opening import OpenedStore
+from nodes.kv_agent.stores.watch import LOOK_S, MOST_PAUSE_S
 from nodes.protocol.stores import FlushStores, ListStores
 from tests.mesh.mesh_under_test import until
 from tests.nodes.kv_agent.test_disk import NAMES, NUMERICS, Disk, agent_of, dropped, opened, stores, told
@@ -40,7 +39,7 @@ async def found(world: World) -> tuple[int, list[tuple[str, int]]]:
 async def test_what_is_gone_is_told_everywhere_and_found_again_when_it_is_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_module, "look_into", nothing)
+    monkeypatch.setattr(answers, "look_into", nothing)
     disk = Disk()
     agent, handle, _ = await opened(world, disk)
     world.d.ctx.tell("agent-0", told(handle, NAMES[:5]))
@@ -109,7 +108,7 @@ async def test_who_routes_learns_of_a_flush_too(world: World) -> None:
 
 def test_a_folder_that_is_removed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real files and threads."""
-    monkeypatch.setattr(store_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(watch, "LOOK_S", 0.01)
     tmp_path.chmod(0o700)
     root = tmp_path / "disk"
     root.mkdir(0o700)
@@ -120,15 +119,15 @@ def test_a_folder_that_is_removed_is_made_again(tmp_path: Path, monkeypatch: pyt
         context: Any = RecordingContext(Address("agent-0", 1), None)  # type: ignore[arg-type]
         agent.ctx = context
         await agent.start()
-        assert agent.disk is not None
-        found = await agent.disk._open(agent.disk._identity("d", NUMERICS))
+        assert agent.stores is not None
+        found = await agent.stores.stores.open(agent.stores.stores.identity("d", NUMERICS))
         assert isinstance(found, OpenedStore)
         await until(lambda: found.store.is_loaded, 20.0)
         shutil.rmtree(root)
         await until(lambda: "make this directory first" in found.store.why_off, 20.0)
         root.mkdir(0o700)
         await until(lambda: found.store.is_loaded, 20.0)
-        assert [path.name for path in root.iterdir()] == [agent.disk._identity("d", NUMERICS).folder]
+        assert [path.name for path in root.iterdir()] == [agent.stores.stores.identity("d", NUMERICS).folder]
         await agent.stop()
 
     asyncio.run(life())

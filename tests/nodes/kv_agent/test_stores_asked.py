@@ -10,8 +10,8 @@ from kvstore.protocol import FindStored, OpenStore, StoredFound, StoredPrompt
 from kvstore.store.directory import open_files
 from kvstore.store.place import StoreFound, find_stores
 from mesh.errors import RemoteError
-from nodes.kv_agent import disk as disk_module
-from nodes.kv_agent.store_facts import look_into, with_others
+from nodes.kv_agent.stores import answers
+from nodes.kv_agent.stores.facts import look_into, with_others
 from nodes.protocol.stores import FlushedStore, FlushStores, ListStores, StoreFacts, StoreList, StoresFlushed
 from tests.mesh.mesh_under_test import until
 from tests.nodes.kv_agent.test_disk import NAMES, NUMERICS, Disk, dropped, identity, opened, stores, told
@@ -43,7 +43,7 @@ async def nothing(_: str) -> list[StoreFound]:
 
 async def test_a_store_is_listed_with_what_became_of_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     # A thread's answer would come at a time of its own.
-    monkeypatch.setattr(disk_module, "look_into", nothing)
+    monkeypatch.setattr(answers, "look_into", nothing)
     agent, handle, _ = await opened(world, Disk())
     world.d.ctx.tell("agent-0", told(handle))
     world.d.ctx.tell("agent-0", told(handle, incarnation=handle.incarnation + 1))

@@ -1,14 +1,14 @@
-"""Makes the store that another package installs, in a thread that is not waited for without end. Used by `disk.py`."""
+"""Makes the store that another package installs, in a thread that is not waited for without end."""
 
 import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import StoreError, StoreUnmade
-from kvstore.store.installed.calls import OUTCOMES, BoundedCalls
+from kvstore.store.installed.calls import BoundedCalls
 from kvstore.store.installed.identity import context_of
 from kvstore.store.installed.key import read_key
 from kvstore.store.installed.plugins import InstalledStore, StoreContext, load_store
@@ -68,19 +68,3 @@ async def _load(config: InstalledStoreConfig, context: StoreContext, load_s: flo
         raise StoreUnmade(
             f"the store {config.name} was not made within {load_s:g} s: see what it waits for, and start again"
         ) from None
-
-
-def installed_gauges(counts: Mapping[str, int]) -> dict[str, float]:
-    """Figures of the calls of all installed stores together; `counts` are sums of their `stats`."""
-    return {
-        **{
-            f'mesh_kv_store_calls_total{{call="{call}",outcome="{outcome}"}}': float(
-                counts.get(f"call {call} {outcome}", 0)
-            )
-            for call in ("contains", "get", "put", "remove")
-            for outcome in OUTCOMES
-        },
-        "mesh_kv_store_missing_pages_total": float(counts.get("read missing", 0)),
-        "mesh_kv_store_unsigned_pages_total": float(counts.get("read unsigned", 0)),
-        "mesh_kv_store_off": float(counts.get("off", 0)),
-    }

@@ -1,19 +1,49 @@
-"""What an operator is told of the stores in an agent's directory: those it has open, and those of others."""
+"""What an operator is told of an agent's stores: those it has open, those of others in its directory, and figures."""
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from kvstore.store.installed.calls import OUTCOMES
 from kvstore.store.place import StoreFound, StoreIdentity, find_stores
 from nodes.protocol.stores import StoreFacts
 
 if TYPE_CHECKING:
     from kvstore.store.interface import Store
+    from nodes.kv_agent.stores.opening import OpenedStore
 
+_REASONS: Final[Mapping[str, Sequence[str]]] = {
+    "not_open": ("not open", "not stored, off"),
+    "queue_full": ("queue full",),
+    "changed": ("changed before", "changed meanwhile"),
+    "read_only": ("not stored, read only",),
+    "write_failed": ("write failed", "lost"),
+    "flushed": ("flushed",),
+}
+"""Why pages were not stored, for `/metrics`, and how the parts of a store name it."""
+_SUMS: Final = {
+    "mesh_kv_disk_pages": "stored",
+    "mesh_kv_disk_slots": "slots",
+    "mesh_kv_disk_stored_pages_total": "written",
+    "mesh_kv_disk_evicted_pages_total": "evicted",
+    "mesh_kv_disk_corrupt_pages_total": "read corrupt",
+}
+"""Figures of all stores together, and how a store names them."""
+_OF_INSTALLED: Final = {
+    "mesh_kv_store_missing_pages_total": "read missing",
+    "mesh_kv_store_unsigned_pages_total": "read unsigned",
+    "mesh_kv_store_off": "off",
+    **{
+        f'mesh_kv_store_calls_total{{call="{call}",outcome="{outcome}"}}': f"call {call} {outcome}"
+        for call in ("contains", "get", "put", "remove")
+        for outcome in OUTCOMES
+    },
+}
+"""The same, of stores that another package installs."""
 _COUNTS: Final = {
     "queried": "queried",
     "found": "found",
@@ -74,6 +104,31 @@ def with_others(opened: Sequence[StoreFacts], found: Sequence[StoreFound]) -> li
     own = [_with_files(facts, files[facts.folder]) if facts.folder in files else facts for facts in opened]
     known = {facts.folder for facts in opened}
     return [*own, *(_of_other(one.path, one) for one in found if one.path.name not in known)]
+
+
+def figures_of(stores: "Collection[OpenedStore]", counts: Mapping[str, int], *, is_installed: bool) -> dict[str, float]:
+    """For `/metrics`, of all stores together; `counts` are sums of what they count."""
+    sums = _SUMS | _OF_INSTALLED if is_installed else _SUMS
+    figures = {
+        **{name: counts.get(source, 0) for name, source in sums.items()},
+        "mesh_kv_disk_queued_pages": sum(one.writes.num_queued for one in stores),
+        "mesh_kv_disk_buffered": any(one.store.why_buffered for one in stores),
+        "mesh_kv_disk_read_only": any(one.store.why_read_only for one in stores),
+        "mesh_kv_disk_off": any(one.store.why_off for one in stores),
+        "mesh_kv_disk_stored_bytes_total": sum(
+            one.store.stats().get("written", 0.0) * one.store.page_bytes for one in stores
+        ),
+        **{
+            f'mesh_kv_disk_dropped_pages_total{{reason="{reason}"}}': number
+            for reason, number in dropped(counts).items()
+        },
+    }
+    return {name: float(figure) for name, figure in figures.items()}
+
+
+def dropped(counts: Mapping[str, int]) -> dict[str, int]:
+    """Pages that were not stored, by the reasons of `/metrics`."""
+    return {reason: sum(counts.get(name, 0) for name in names) for reason, names in _REASONS.items()}
 
 
 def _with_files(facts: StoreFacts, found: StoreFound) -> StoreFacts:
