@@ -4,6 +4,7 @@ Runs on the event loop of the `meshctl up` process, in its main thread.
 """
 
 import asyncio
+import contextlib
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from cli.plan.keys import links_note
 from cli.plan.settings import Settings
 from cli.plan.topology import Topology
 from cli.protocol import ActorList
+from cli.supervisor.forks.role import LastWords
 from cli.supervisor.forks.starter import ActorStarter
 from cli.supervisor.hosts.others import SHARED
 from cli.supervisor.kept.log_files import LastLines
@@ -291,12 +293,21 @@ class ProcessKeeper:
         self._loop.add_reader(line.fileno(), self._on_line, address.actor_id, line)
         kept.last_lines = LastLines(self.directory.log(address.actor_id))
         spawned, failed = partial(self._spawned, address), partial(self._spawn_failed, address)
-        self._starter.start(kept.launch, address.epoch, line.theirs.fileno(), spawned, failed)
+        self._starter.start(kept.launch, address.epoch, line, spawned, failed)
 
     def _on_line(self, actor_id: str, line: SupervisorEnd) -> None:
         if not line.read(partial(self._listeners.signalled, actor_id)):
             # Its process has ended, which is heard of when it is reaped.
             self._loop.remove_reader(line.fileno())
+
+    def _last_words(self, actor_id: str) -> LastWords | None:
+        """What an actor said of its end before it came, if anything."""
+        if (line := self._actors[actor_id].line) is not None:
+            # Its process may be reaped before the loop sees what it has said.
+            self._on_line(actor_id, line)
+            with contextlib.suppress(msgspec.MsgspecError):
+                return msgspec.msgpack.decode(line.last_words, type=LastWords)
+        return None
 
     def _close_line(self, actor_id: str) -> None:
         kept = self._actors[actor_id]
@@ -327,6 +338,8 @@ class ProcessKeeper:
 
     def _exited(self, address: Address, status: int) -> None:
         kept = self._actors[address.actor_id]
+        # What the actor said of its end says more than its exit status does.
+        said = self._last_words(address.actor_id)
         self._close_line(address.actor_id)
         self._now_runs(address, None)
         try:
@@ -334,20 +347,18 @@ class ProcessKeeper:
             self.directory.run.remove_sockets(address)
         except OSError as error:
             self._record.trouble(f"sockets of {address} cannot be removed: {error}")
-        # What the actor wrote about its end says more than its exit status does.
-        error = self.directory.take_error(address)
-        if error is not None and error.core:
-            self._record.core_failure(address.actor_id, error.core)
+        if said is not None and said.core:
+            self._record.core_failure(address.actor_id, said.core)
         end = self._exits.read(status)
         if status == ExitCode.TIMED_OUT:
             end = Exit(f"not drained within {kept.watch.drain_s:g} s", DRAIN_OVERDUE, foreign=False)
-        reason = end.text if error is None else error.message
-        if error is None and status and kept.watch.ready_since is None and kept.last_lines is not None:
+        reason = end.text if said is None else said.message
+        if said is None and status and kept.watch.ready_since is None and kept.last_lines is not None:
             reason = kept.last_lines.added_to(reason)
         fatal = status in FATAL_EXITS
         if fatal and not self.core.was_ready:
             self._failure_code = ExitCode(status)
-        known_epoch = error.known_epoch if error is not None and error.known_epoch < MAX_EPOCH else 0
+        known_epoch = said.known_epoch if said is not None and said.known_epoch < MAX_EPOCH else 0
         if status and status != ExitCode.TIMED_OUT and not end.foreign:
             # Aborts and signals say nothing of the limit that led to them, but their words do.
             reason = self._with_limit(reason)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import uvloop
@@ -12,9 +12,10 @@ from cli.errors import CannotBind, CliError, limit_too_low
 from cli.exit_codes import ExitCode
 from cli.plan.keys import links_note
 from cli.plan.names import supervisor_id
+from cli.plan.role_configs import CONFIG_TYPES
+from cli.plan.settings import Settings
 from cli.plan.topology import Topology
 from cli.supervisor.actor import SupervisorActor
-from cli.supervisor.forks.secret import draw_secret
 from cli.supervisor.hosts.welcome import Asker, not_taken_in, require_welcome
 from cli.supervisor.keeper import Listeners, ProcessKeeper
 from cli.supervisor.kept.cut_calls import end_calls
@@ -100,6 +101,11 @@ def _run_locked(
                 sweep(directory)
 
 
+def draw_secret(settings: Settings, supervised: Iterable[str]) -> HostSecret:
+    """A new secret for a host's supervisor. With `external` the mesh's own roles need no proof."""
+    return HostSecret.draw(settings.name, settings.on, supervised, () if settings.external else CONFIG_TYPES)
+
+
 class _MeshProcess:
     def __init__(
         self, topology: Topology, directory: MeshDirectory, progress: Progress, owner: Owner | None = None
@@ -129,7 +135,7 @@ class _MeshProcess:
         try:
             roles = {launch.actor_id: launch.role for launch in self._topology.actors}
             record = self._record = SupervisionRecord(self._progress, lambda: self._actor.ctx, roles)
-            secret = draw_secret(self._topology.settings, [name, *roles])
+            secret = draw_secret(settings, [name, *roles])
             keeper = self._keeper = ProcessKeeper(
                 self._topology, self._directory, children, record, self._listeners(), secret
             )

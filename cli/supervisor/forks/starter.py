@@ -3,23 +3,24 @@
 import asyncio
 from typing import Final
 
+import msgspec
+
 from cli.plan.topology import ActorLaunch, Topology
 from cli.supervisor.forks.role import RoleRun
-from cli.supervisor.forks.secret import secret_pipe
 from cli.supervisor.forks.zygote_client import OnFailed, OnForked, ZygoteClient
 from cli.supervisor.kept.mesh_directory import MeshDirectory
 from cli.supervisor.processes.children import Children, actor_environment, spawn_process
 from cli.supervisor.processes.exits import Exits
 from cli.supervisor.told.record import ZYGOTE, SupervisionRecord
 from mesh.membership.proof import HostSecret
+from mesh.runtime.supervisor_line import SupervisorEnd
 
-# Where an actor that is not forked finds its line and reads the host's secret.
 _LINE_FD: Final = 3
-_SECRET_FD: Final = 4
+"""Where an actor that is not forked finds its line."""
 
 
 class ActorStarter:
-    """Each process gets a line to its supervisor, and `secret`.
+    """Each process gets a line to its supervisor, by which it is told what to be, and `secret`.
 
     Callbacks come later on the loop, one of the two for each start.
     """
@@ -55,29 +56,26 @@ class ActorStarter:
         if self._forks:
             self._zygote.start()
 
-    def start(self, launch: ActorLaunch, epoch: int, line: int, on_started: OnForked, on_failed: OnFailed) -> None:
-        """`line` is the actor's end of its line, and remains the caller's."""
-        if launch.start == "fork":
-            run = RoleRun(
-                mesh=self._directory.mesh,
-                role=launch.role,
-                actor_id=launch.actor_id,
-                epoch=epoch,
-                config=launch.supervised_config,
-                drain_timeout_s=self._drain_timeout_s,
-                secret=self._secret,
-            )
-            self._zygote.fork(run, self._directory.log(launch.actor_id), line, on_started, on_failed)
-            return
-        arguments = ["-m", "cli", "run", launch.role, "--name", self._directory.mesh]
-        arguments += ["--actor-id", launch.actor_id, "--epoch", str(epoch)]
-        arguments += ["--config", str(self._directory.path / "configs" / f"{launch.actor_id}.json")]
-        arguments += ["--supervisor-fd", str(_LINE_FD), "--drain-timeout", f"{self._drain_timeout_s:g}"]
-        arguments += ["--secret-fd", str(_SECRET_FD)]
+    def start(
+        self, launch: ActorLaunch, epoch: int, line: SupervisorEnd, on_started: OnForked, on_failed: OnFailed
+    ) -> None:
+        order = RoleRun(
+            mesh=self._directory.mesh,
+            role=launch.role,
+            actor_id=launch.actor_id,
+            epoch=epoch,
+            config=launch.supervised_config,
+            drain_timeout_s=self._drain_timeout_s,
+            secret=self._secret,
+        )
+        log, theirs = self._directory.log(launch.actor_id), line.theirs.fileno()
         try:
-            with secret_pipe(self._secret) as secret:
-                fds = {_LINE_FD: line, _SECRET_FD: secret}
-                process = spawn_process(arguments, self._directory.log(launch.actor_id), fds, self._environment)
+            line.give_order(msgspec.msgpack.encode(order))
+            if launch.start == "fork":
+                self._zygote.fork(log, theirs, on_started, on_failed)
+                return
+            arguments = ["-m", "cli.supervisor.forks.role", str(_LINE_FD), launch.actor_id]
+            process = spawn_process(arguments, log, {_LINE_FD: theirs}, self._environment)
         except OSError as error:
             # Not at once: the commands that the core's last event led to are still being performed.
             self._loop.call_soon(on_failed, str(error), False)

@@ -29,11 +29,11 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from cli.supervisor.forks.role import RoleRun, main_of_fork
+from cli.supervisor.forks.role import main_of_fork
 from cli.supervisor.processes.by_pid import STOP_SIGNALS, Process
 
 MAX_FRAME_BYTES: Final = 1 << 16
-"""A fork request with a role's whole configuration has some KB, and a Unix socket takes 200 KB in one message."""
+"""A request has a path in it, of 4 KiB at most; what the actor is to be comes to it by its line."""
 _PROCESS: Final = struct.Struct("<qq")
 
 
@@ -41,7 +41,6 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Fork an actor; its end of its line comes with this. `number` tells its answer from others."""
 
     number: int
-    run: RoleRun
     log: str
 
 
@@ -128,7 +127,7 @@ def _run_actor(request: ForkRequest, channel: socket.socket, line: int) -> NoRet
     status = 1
     try:
         channel.close()
-        status = main_of_fork(msgspec.structs.replace(request.run, supervisor_fd=line), request.log)
+        status = main_of_fork(line, request.log)
     except BaseException:  # noqa: BLE001 - whatever it is must not run on as a second zygote
         traceback.print_exc()
     finally:

@@ -19,7 +19,6 @@ from typing import Final, NamedTuple, assert_never
 
 import msgspec
 
-from cli.supervisor.forks.role import RoleRun
 from cli.supervisor.forks.zygote import (
     MAX_FRAME_BYTES,
     Forked,
@@ -123,10 +122,10 @@ class ZygoteClient:
         self._serving = _Zygote(here, process)
         self._watch(self._serving, process)
 
-    def fork(self, run: RoleRun, log: Path, line: int, on_forked: OnForked, on_failed: OnFailed) -> None:
-        """`line` is the actor's `supervisor_fd`, and remains the caller's, who closes it once told how this went."""
+    def fork(self, log: Path, line: int, on_forked: OnForked, on_failed: OnFailed) -> None:
+        """`line` is the actor's end of it, and remains the caller's, who closes it once told how this went."""
         self._numbers += 1
-        request = ForkRequest(number=self._numbers, run=run, log=str(log))
+        request = ForkRequest(number=self._numbers, log=str(log))
         self._waiting[request.number] = _Waiting(request, line, on_forked, on_failed)
         # Not cancelled by an answer: the number is no longer waited for then, and the call does nothing.
         self._loop.call_later(self._timeout_s, self._overdue, request.number)
@@ -157,16 +156,9 @@ class ZygoteClient:
         self._loop.add_reader(zygote.channel.fileno(), self._receive, zygote)
 
     def _send(self, zygote: _Zygote, request: ZygoteRequest, descriptor: int) -> None:
-        frame = msgspec.msgpack.encode(request)
-        # A SOCK_SEQPACKET frame is cut at the reader's buffer, without an error there.
-        if len(frame) > MAX_FRAME_BYTES:
-            on_failed = self._waiting.pop(request.number).on_failed
-            reason = f"its configuration has {len(frame)} bytes; at most {MAX_FRAME_BYTES} fit"
-            self._loop.call_soon(on_failed, reason, False)
-            return
         # The zygote is dead, which its exit will tell, or hangs, which the request's own deadline will.
         with contextlib.suppress(OSError):
-            socket.send_fds(zygote.channel, [frame], [descriptor])
+            socket.send_fds(zygote.channel, [msgspec.msgpack.encode(request)], [descriptor])
 
     def _ask_spare(self) -> None:
         serving = self._serving

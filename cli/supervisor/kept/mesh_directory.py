@@ -9,10 +9,9 @@
         logs/             one file per actor, and one rotated away
         requests/         one file per gateway with a line for each call, and one before it; its open calls
         trace/            what each actor did last, one file for each incarnation (`mesh/runtime/trace_ring.py`)
-        errors/           why an actor gave up, in its own words
         api_keys          hashes of the keys that KVMESH_API_KEYS has, while the mesh runs
 
-The supervisor is the only writer (except in requests/, trace/ and errors/). `meshctl ps|down|logs|trace` and the next
+The supervisor is the only writer (except in requests/ and trace/). `meshctl ps|down|logs|trace` and the next
 `up` read.
 """
 
@@ -87,18 +86,6 @@ class _Pools(msgspec.Struct, frozen=True):
     directory: str = "/dev/shm"
 
 
-class StartError(msgspec.Struct, frozen=True):
-    """Why an actor could not start, or could not go on, as it leaves it in errors/.
-
-    `known_epoch` is that of the later incarnation that the mesh knows, if it was refused for that; else 0. `core` is
-    the core that failed, if one did.
-    """
-
-    message: str
-    known_epoch: int = 0
-    core: str = ""
-
-
 class MeshDirectory:
     """The run directory of one mesh, with what its supervisor keeps there."""
 
@@ -128,14 +115,7 @@ class MeshDirectory:
         """Make the directories, for this user only. Raises CliError where others may enter them."""
         with self.written("made", "make it writable"):
             self.is_new = not self.path.exists()
-            for path in (
-                self.path.parent,
-                self.path,
-                self.run.sockets,
-                self.logs,
-                self.path / "configs",
-                self.path / "errors",
-            ):
+            for path in (self.path.parent, self.path, self.run.sockets, self.logs, self.path / "configs"):
                 path.mkdir(mode=0o700, parents=False, exist_ok=True)
                 self._require_own(path)
 
@@ -149,7 +129,7 @@ class MeshDirectory:
 
         For an actor that no supervisor started. Others may be using it: their sockets are there.
         """
-        folders = [self.run.sockets, self.logs, self.path / "configs", self.path / "errors"]
+        folders = [self.run.sockets, self.logs, self.path / "configs"]
         with contextlib.suppress(OSError):
             if {*self.path.iterdir()} <= {*folders, self._epochs}:
                 for folder in folders:
@@ -309,22 +289,6 @@ class MeshDirectory:
 
     def log(self, actor_id: str) -> Path:
         return self.logs / f"{actor_id}.log"
-
-    def write_error(self, address: Address, error: StartError) -> None:
-        """Called in the actor's process, before it exits."""
-        with contextlib.suppress(OSError):
-            replace_file(self._error(address), msgspec.json.encode(error))
-
-    def take_error(self, address: Address) -> StartError | None:
-        """What an incarnation said before it gave up, if anything; it is then forgotten."""
-        path = self._error(address)
-        error = _read(path, StartError)
-        if error is not None:
-            path.unlink(missing_ok=True)
-        return error
-
-    def _error(self, address: Address) -> Path:
-        return self.path / "errors" / f"{address.actor_id}.{address.epoch}.json"
 
     def already_running(self) -> AlreadyRunning:
         manifest, holder = self.read_manifest(), self.holder()
