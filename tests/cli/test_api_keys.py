@@ -20,7 +20,6 @@ from cli.plan.settings import Settings, foreign_variables, load_settings
 from cli.plan.topology import plan_topology
 from cli.protocol import ActorList
 from cli.supervisor.forks.role import exit_code_of
-from cli.supervisor.told.progress import ready_text
 from nodes.api_keys.entries import BadApiKeys, read_lines, sha256_of
 from nodes.api_keys.file import read_key_file, write_key_file
 from nodes.gateway.config import GatewayConfig
@@ -119,10 +118,7 @@ def test_a_new_key_is_shown_once_and_its_line_lets_it_in(tmp_path, capsys):
         new("carol", tmp_path / "nowhere" / "keys", 0, 0, "table")
 
 
-def test_what_is_typed_next_names_the_key_where_one_is_needed():
-    text = ready_text("http://h:1", "tiny", "default", 1.0, "KV", has_keys=True)
-    assert '-H "authorization: Bearer $KVMESH_API_KEY"' in text
-    assert "authorization" not in ready_text("http://h:1", "tiny", "default", 1.0, "KV")
+def test_keys_that_cannot_be_used_are_a_bad_configuration():
     assert exit_code_of(BadApiKeys("chmod 600")) is ExitCode.BAD_CONFIG
 
 

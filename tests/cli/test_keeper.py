@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import math
 import os
@@ -211,7 +210,7 @@ async def test_an_actor_is_told_what_to_be_by_its_line(kept: Kept) -> None:
 
 async def test_a_core_that_fails_costs_one_event_and_not_the_mesh(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, core = kept.record.ctx, kept.keeper.core
-    core.policy = dataclasses.replace(core.policy, end_timeout_s=0.0)
+    core.policy = msgspec.structs.replace(core.policy, end_timeout_s=0.0)
     # The word cannot be sent, and Terminate fails half-way.
     monkeypatch.setattr(SupervisorEnd, "finish", full)
     kept.keeper.restart(["gateway"], stay_away=True)
