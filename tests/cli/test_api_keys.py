@@ -53,7 +53,7 @@ def test_gateways_are_told_the_file_and_nothing_of_what_is_in_it(file, monkeypat
 def test_a_file_that_cannot_be_used_is_refused_before_anything_starts(file):
     settings = Settings(api_key_file=str(file))
     file.chmod(0o640)
-    with refused(BadKeys, "the file of API keys cannot be used", why="chmod 600", do="meshctl keys api"):
+    with refused(BadKeys, "the file of API keys cannot be used", why="chmod go-rwx", do="meshctl keys api"):
         settle_api_keys(settings, {})
     file.unlink()
     with refused(BadKeys, why="No such file"):
@@ -111,7 +111,7 @@ def test_a_new_key_is_shown_once_and_its_line_lets_it_in(tmp_path, capsys):
         new("b b", None, 0, 0, "table")
     before = path.read_text()
     path.chmod(0o644)
-    with refused(BadKeys, "no key can be added", why="chmod 600"):
+    with refused(BadKeys, "no key can be added", why="chmod go-rwx"):
         new("carol", path, 0, 0, "table")
     assert path.read_text() == before
     with refused(BadKeys, "no key can be added", why="No such file"):

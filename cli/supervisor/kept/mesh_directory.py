@@ -32,7 +32,8 @@ from cli.supervisor.processes.by_pid import Process
 from mesh.address import MAX_EPOCH, Address, Endpoint, host_of
 from mesh.errors import BindError
 from mesh.membership.view import SUPERVISOR
-from mesh.runtime.run_directory import NOT_JSON, RunDirectory, read_file, replace_file
+from mesh.runtime.own_files import NOT_JSON, read_file, replace_file
+from mesh.runtime.run_directory import RunDirectory
 from mesh.runtime.trace_ring import TRACE
 from nodes.roles import GATEWAY
 
@@ -97,7 +98,7 @@ class MeshDirectory:
         self.logs = self.path / "logs"
         self.requests = self.path / REQUESTS
         self.traces = self.path / TRACE
-        self._manifest = self.path / "manifest.json"
+        self.manifest = self.path / "manifest.json"
         self._epochs = self.path / "epochs.json"
         self._actors = self.path / "actors.json"
         self._lock = self.path / "lock"
@@ -182,7 +183,7 @@ class MeshDirectory:
         """
         try:
             self._require_own(self.path)
-            manifest = msgspec.json.decode(read_file(self._manifest), type=Manifest)
+            manifest = msgspec.json.decode(read_file(self.manifest), type=Manifest)
         except FileNotFoundError:
             return None
         except (OSError, *NOT_JSON) as error:
@@ -203,19 +204,11 @@ class MeshDirectory:
         except CliError:
             return None
 
-    def manifest_stamp(self) -> tuple[int, int, int] | None:
-        """Another one after every change of the manifest's file; None if there is none."""
-        try:
-            found = self._manifest.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
-
     def write_manifest(self, manifest: Manifest) -> None:
-        _write(self._manifest, manifest)
+        _write(self.manifest, manifest)
 
     def remove_manifest(self) -> None:
-        self._manifest.unlink(missing_ok=True)
+        self.manifest.unlink(missing_ok=True)
 
     def epochs(self) -> dict[str, int]:
         """The last epoch issued to each actor id, as recorded; empty if the file is lost or damaged."""
@@ -317,7 +310,7 @@ class MeshDirectory:
 
     def _bad_manifest(self, why: str) -> BadManifest:
         return BadManifest(
-            f"{self._manifest} cannot be used",
+            f"{self.manifest} cannot be used",
             why=why,
             do=f"`meshctl down --name {self.mesh}` stops the mesh if it runs, and removes what is left of it",
         )
