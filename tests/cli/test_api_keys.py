@@ -19,7 +19,7 @@ from cli.plan.role_configs import overlay
 from cli.plan.settings import Settings, foreign_variables, load_settings
 from cli.plan.topology import plan_topology
 from cli.protocol import ActorList
-from cli.supervisor.forks.role import exit_code_of
+from cli.supervisor.forks.role import known_failure
 from nodes.api_keys.entries import BadApiKeys, read_lines, sha256_of
 from nodes.api_keys.file import read_key_file, write_key_file
 from nodes.gateway.config import GatewayConfig
@@ -119,7 +119,7 @@ def test_a_new_key_is_shown_once_and_its_line_lets_it_in(tmp_path, capsys):
 
 
 def test_keys_that_cannot_be_used_are_a_bad_configuration():
-    assert exit_code_of(BadApiKeys("chmod 600")) is ExitCode.BAD_CONFIG
+    assert known_failure(BadApiKeys("chmod 600")).code is ExitCode.BAD_CONFIG
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import contextlib
 import importlib
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,7 @@ from mesh.errors import (
     LimitReached,
     NotReadyInTime,
     Superseded,
+    TypedError,
     WrongMesh,
 )
 from mesh.membership.proof import HostSecret
@@ -50,32 +51,34 @@ from nodes.model_spec import ModelError
 from nodes.registry.config import RegistryConfig
 from nodes.worker.errors import DeviceMemoryShort, GroupNotFormed, WorkerError
 
-_Failure = (
-    ModelError
-    | BadSetting
-    | Superseded
-    | WrongMesh
-    | BindError
-    | LimitReached
-    | NotReadyInTime
-    | BadApiKeys
-    | PoolDenied
-    | PoolExhaustedMemory
-    | DeviceError
-    | WorkerError
-    | TransferError
+
+class _Known(NamedTuple):
+    """Errors of an actor's start that a person has to know about: its exit code, and what to do."""
+
+    code: ExitCode
+    do: str
+    kinds: tuple[type[TypedError], ...]
+
+
+_KNOWN: Final = (
+    _Known(ExitCode.BAD_MODEL, "correct the model, or give another", (ModelError,)),
+    _Known(ExitCode.CANNOT_BIND, "give it another address", (BindError,)),
+    _Known(
+        ExitCode.NO_MEMORY, "make room, or give it a smaller configuration", (PoolExhaustedMemory, DeviceMemoryShort)
+    ),
+    _Known(ExitCode.NOT_READY, "start what it waits for, then start it again", (NotReadyInTime,)),
+    _Known(ExitCode.LIMIT_TOO_LOW, "raise it, then start again", (LimitReached,)),
+    # Another rank was not there in time, or the epoch was too low: the next try may succeed.
+    _Known(ExitCode.FAILED, "start it again", (GroupNotFormed, Superseded)),
+    _Known(
+        ExitCode.BAD_CONFIG,
+        "correct its configuration or environment",
+        (BadSetting, WrongMesh, BadApiKeys, PoolDenied, DeviceUnavailable, WorkerError, TransferError),
+    ),
+    # The agent that made the pages has just died, or the device failed in this process: another try may do.
+    _Known(ExitCode.FAILED, "start it again", (DeviceError,)),
 )
-StartFailure = CliError | _Failure
-"""Errors of an actor's start that a person has to know about."""
-_REMEDIES: Final = {
-    ExitCode.BAD_CONFIG: "correct its configuration or environment",
-    ExitCode.BAD_MODEL: "correct the model, or give another",
-    ExitCode.CANNOT_BIND: "give it another address",
-    ExitCode.NO_MEMORY: "make room, or give it a smaller configuration",
-    ExitCode.LIMIT_TOO_LOW: "raise it, then start again",
-    ExitCode.FAILED: "start it again",
-    ExitCode.NOT_READY: "start what it waits for, then start it again",
-}
+"""In this order: some kinds are among others."""
 
 
 class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,16 +152,15 @@ def run_role(run: RoleRun, line: ActorEnd | None = None) -> int:
         # First: a port that cannot be listened on, or a pool that does not fit, may be so for want of descriptors.
         failure = limit_met(error) or error
         # Which error a role's start can raise is known to the role: those with a remedy are told, others raised.
-        if not isinstance(failure, _Failure):
+        if not isinstance(failure, TypedError) or (known := known_failure(failure)) is None:
             raise
-        code = exit_code_of(failure)
         known_epoch = error.known_epoch if isinstance(error, Superseded) else 0
         if line is None and known_epoch:
             # Nobody hears the last words of an actor without a supervisor; the next `meshctl run` reads this.
             with contextlib.suppress(OSError):
                 directory.issue(run.actor_id, known_epoch)
-        told = CliError(f"the {run.role} {address} cannot start", why=failure.message, do=_REMEDIES[code])
-        told.exit_code = code
+        told = CliError(f"the {run.role} {address} cannot start", why=failure.message, do=known.do)
+        told.exit_code = known.code
         return _failed(line, told, LastWords(str(failure), known_epoch))
 
 
@@ -169,30 +171,9 @@ def _failed(line: ActorEnd | None, told: CliError, words: LastWords) -> ExitCode
     return told.exit_code
 
 
-def exit_code_of(error: StartFailure) -> ExitCode:
-    match error:
-        case CliError():
-            return error.exit_code
-        case ModelError():
-            return ExitCode.BAD_MODEL
-        case BindError():
-            return ExitCode.CANNOT_BIND
-        case PoolExhaustedMemory() | DeviceMemoryShort():
-            return ExitCode.NO_MEMORY
-        case NotReadyInTime():
-            return ExitCode.NOT_READY
-        case LimitReached():
-            return ExitCode.LIMIT_TOO_LOW
-        case GroupNotFormed() | Superseded():
-            # Another rank was not there in time, or the epoch was too low: the next try may succeed.
-            return ExitCode.FAILED
-        case BadSetting() | WrongMesh() | BadApiKeys() | PoolDenied() | DeviceUnavailable() | WorkerError():
-            return ExitCode.BAD_CONFIG
-        case TransferError():
-            return ExitCode.BAD_CONFIG
-        case DeviceError():
-            # The agent that made the pages has just died, or the device failed in this process: another try may do.
-            return ExitCode.FAILED
+def known_failure(error: TypedError) -> _Known | None:
+    """What to do about an error of a start; None if it is none that a role is known to raise."""
+    return next((known for known in _KNOWN if isinstance(error, known.kinds)), None)
 
 
 def make_actor(role: str, config: Any, run: RunDirectory) -> Actor:

@@ -23,7 +23,6 @@ import signal
 import socket
 import struct
 import sys
-import time
 import traceback
 from typing import Final, NoReturn
 
@@ -51,9 +50,7 @@ class SpareRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Everything is imported; requests are taken. A spare imports nothing itself: 0.0."""
-
-    import_s: float
+    """Everything is imported; requests are taken."""
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -80,19 +77,16 @@ def main(descriptor: int, modules: list[str]) -> int:
     # In actors too, until they have handlers of their own.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    began = time.monotonic()
     for module in ("mesh.run", *modules):
         importlib.import_module(module)
     gc.collect()
     # What is here now is shared with all children until they write to it; a collection would touch every object.
     gc.freeze()
     channel: socket.socket | None = socket.socket(fileno=descriptor)
-    import_s = time.monotonic() - began
     while channel is not None:
-        channel.send(msgspec.msgpack.encode(ZygoteReady(import_s=import_s)))
+        channel.send(msgspec.msgpack.encode(ZygoteReady()))
         # A forked spare returns from there too, with its own channel and nothing of this zygote's on its stack.
         channel = _serve(channel)
-        import_s = 0.0
     return 0
 
 

@@ -96,7 +96,6 @@ class ZygoteClient:
         self._numbers = 0
         self._waiting: dict[int, _Waiting] = {}
         self._lost: dict[int, _Waiting] = {}
-        self.import_s = 0.0
 
     @property
     def pids(self) -> list[int]:
@@ -189,7 +188,6 @@ class ZygoteClient:
         match message:
             case ZygoteReady():
                 zygote.ready = True
-                self.import_s = message.import_s or self.import_s
                 if zygote is self._serving:
                     self._serve(zygote)
             case Forked() if message.number == self._spare_number:
