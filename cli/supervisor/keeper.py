@@ -279,16 +279,14 @@ class ProcessKeeper:
         return reason if limit is None or limit.shown_by in reason else f"{reason}; {limits.explain(limit)}"
 
     def _spawn(self, kept: KeptActor, address: Address) -> None:
+        failure = "its epoch cannot be recorded"
         try:
             # Before anything is started, so that no epoch is issued twice.
             self.directory.issue(*address, self._record.trouble)
-        except OSError as error:
-            self._loop.call_soon(self._spawn_failed, address, f"its epoch cannot be recorded: {error}", False)
-            return
-        try:
+            failure = "no line to it can be opened"
             kept.line = line = SupervisorEnd()
         except OSError as error:
-            self._loop.call_soon(self._spawn_failed, address, f"no line to it can be opened: {error}", False)
+            self._loop.call_soon(self._spawn_failed, address, f"{failure}: {error}", False)
             return
         self._loop.add_reader(line.fileno(), self._on_line, address.actor_id, line)
         kept.last_lines = LastLines(self.directory.log(address.actor_id))

@@ -37,6 +37,9 @@ from cli.supervisor.processes.exits import Exit, Exits
 _CHANNEL_FD: Final = 3
 """Where the child finds its channel."""
 
+_SPARE: Final = 0
+"""The number of every request for a spare, of which there is one at a time; those of actors are above it."""
+
 OnForked = Callable[[Process], None]
 OnFailed = Callable[[str, bool], None]
 """Called with the reason, and whether somebody else killed the zygote."""
@@ -92,7 +95,6 @@ class ZygoteClient:
         self._is_closed = False
         self._serving: _Zygote | None = None
         self._spare: _Zygote | None = None
-        self._spare_number = 0
         self._numbers = 0
         self._waiting: dict[int, _Waiting] = {}
         self._lost: dict[int, _Waiting] = {}
@@ -165,10 +167,8 @@ class ZygoteClient:
             return
         here, there = _channel()
         self._spare = _Zygote(here)
-        self._numbers += 1
-        self._spare_number = self._numbers
         with there:
-            self._send(serving, SpareRequest(number=self._spare_number), there.fileno())
+            self._send(serving, SpareRequest(number=_SPARE), there.fileno())
 
     def _receive(self, zygote: _Zygote) -> None:
         while True:
@@ -190,10 +190,10 @@ class ZygoteClient:
                 zygote.ready = True
                 if zygote is self._serving:
                     self._serve(zygote)
-            case Forked() if message.number == self._spare_number:
+            case Forked() if message.number == _SPARE:
                 if self._spare is not None:
                     self._watch(self._spare, Process(message.pid, message.start_time))
-            case ForkFailed() if message.number == self._spare_number:
+            case ForkFailed() if message.number == _SPARE:
                 # The next death of either zygote asks again; until then there is no spare.
                 self._drop_spare()
             case Forked():

@@ -264,13 +264,14 @@ class MeshDirectory:
     def segments(self) -> str:
         """How names of segments of the mesh that ran here last begin, for when no manifest says so."""
         # Without the file that says which host this was, the names of what it left behind are not known.
-        return segment_prefix(os.getuid(), self.mesh, self._host())
+        return segment_prefix(os.getuid(), self.mesh, self.host)
 
-    def _host(self) -> str:
+    @property
+    def host(self) -> str:
         """Which host of its mesh this is or was, as far as is known; "" on a mesh of one host."""
         with contextlib.suppress(BindError):
-            host = self.run.host()
-            return host.name if host is not None else ""
+            if (record := self.run.host()) is not None:
+                return record.name
         return ""
 
     def write_actors(self, roles: dict[str, str]) -> None:
@@ -294,7 +295,7 @@ class MeshDirectory:
         else:
             # Either it is starting, or its manifest was damaged in the last second.
             who = "it is starting" if holder is None else f"its supervisor is process {holder.pid}"
-            host = self._host()
+            host = self.host
         if host:
             return AlreadyRunning(
                 f"host {host} of the mesh {self.mesh!r} is running",
