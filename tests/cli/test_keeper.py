@@ -19,7 +19,6 @@ from cli.plan.topology import ActorLaunch
 from cli.protocol import RestartActors, Restarting
 from cli.supervisor import keeper as keeper_module
 from cli.supervisor.actor import SupervisorActor
-from cli.supervisor.forks import starter as starter_module
 from cli.supervisor.forks.role import LastWords, RoleRun
 from cli.supervisor.keeper import Listeners, ProcessKeeper
 from cli.supervisor.kept import mesh_directory
@@ -100,7 +99,7 @@ def order_of(line: ActorEnd) -> RoleRun:
 @contextlib.asynccontextmanager
 async def kept(directory: MeshDirectory, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kept]:
     zygote = Mock()
-    monkeypatch.setattr(starter_module, "ZygoteClient", lambda *_, **__: zygote)
+    monkeypatch.setattr(keeper_module, "ZygoteClient", lambda *_, **__: zygote)
     kept = Kept(directory, zygote)
     yield kept
     kept.keeper.close()
@@ -318,7 +317,7 @@ async def test_a_start_that_is_overdue_is_stopped_with_the_reasons(
     directory: MeshDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     zygote = Mock()
-    monkeypatch.setattr(starter_module, "ZygoteClient", lambda *_, **__: zygote)
+    monkeypatch.setattr(keeper_module, "ZygoteClient", lambda *_, **__: zygote)
     kept = Kept(directory, zygote)
     kept.watch.state = SPAWNING
     kept.keeper._perform(StartOverdue(("gateway-0",)))
