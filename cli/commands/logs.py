@@ -62,7 +62,7 @@ async def _show(directory: MeshDirectory, wanted: Wanted, shown: "_Shown", *, fo
         # Whole files are read only if a filter may leave little of them.
         enough = wanted.num_lines if wanted.since is None and wanted.level == "debug" else None
         sources: list[_Here | _There] = [_Here(folder)]
-        if folder.host:
+        if directory.host:
             try:
                 others = (await ask(ListLogs(), LogList)).hosts
             except CliError as error:
@@ -97,7 +97,7 @@ async def _look_for_hosts(ask: Ask, folder: LogFolder, hosts: list["_HostLogs"],
                 # It goes on for ever, except for an error that ends everything: nobody reads the output any more.
                 task.result()
         # A mesh of one host has no others, but may be followed by one of several.
-        if not folder.host:
+        if not folder.directory.host:
             continue
         # This host's supervisor may be away for a moment, or still to come, and is asked again.
         with suppress(CliError):
@@ -243,7 +243,7 @@ class _Here(NamedTuple):
 
     @property
     def host(self) -> str:
-        return self.folder.host
+        return self.folder.directory.host
 
     async def ask(self, question: ListLogs | ReadLogs, answer_type: type[Reply]) -> Reply:
         answer = self.folder.read(question) if isinstance(question, ReadLogs) else LogList(roles=self.folder.roles())

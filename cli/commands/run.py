@@ -1,4 +1,4 @@
-"""`meshctl run ROLE`: one actor in this process. The way every actor starts, by hand or by a supervisor."""
+"""`meshctl run ROLE`: one actor in this process, which no supervisor has started."""
 
 import argparse
 import os
@@ -11,8 +11,7 @@ import msgspec
 from cli.errors import BadConfig, WrongUsage
 from cli.plan.role_configs import CONFIG_TYPES
 from cli.protocol import ActorProof, ProveActor
-from cli.supervisor.forks.role import NO_FD, RoleRun, run_role
-from cli.supervisor.forks.secret import read_secret
+from cli.supervisor.forks.role import RoleRun, run_role
 from cli.supervisor.kept.mesh_directory import MeshDirectory
 from cli.supervisor.processes.by_pid import is_alive
 
@@ -25,8 +24,7 @@ def run(arguments: list[str]) -> int:
     try:
         return _run(parsed, directory)
     finally:
-        if parsed.supervisor_fd == NO_FD:
-            directory.remove_unused()
+        directory.remove_unused()
 
 
 def _run(parsed: argparse.Namespace, directory: MeshDirectory) -> int:
@@ -36,13 +34,7 @@ def _run(parsed: argparse.Namespace, directory: MeshDirectory) -> int:
         epoch = directory.last_epoch(actor_id) + 1
         directory.issue(actor_id, epoch, lambda damage: sys.stderr.write(f"{damage}\n"))
     config = _read_config(parsed.config)
-    if parsed.supervisor_fd == NO_FD:
-        _check_model(config)
-    secret, proof = None, b""
-    if parsed.secret_fd != NO_FD:
-        secret = read_secret(parsed.secret_fd)
-    elif parsed.supervisor_fd == NO_FD:
-        proof = _ask_proof(directory, actor_id, epoch, parsed.role)
+    _check_model(config)
     return run_role(
         RoleRun(
             mesh=parsed.name,
@@ -50,11 +42,9 @@ def _run(parsed: argparse.Namespace, directory: MeshDirectory) -> int:
             actor_id=actor_id,
             epoch=epoch,
             config=config,
-            supervisor_fd=parsed.supervisor_fd,
             drain_timeout_s=parsed.drain_timeout,
-            start_timeout_s=parsed.start_timeout if parsed.supervisor_fd == NO_FD else None,
-            secret=secret,
-            proof=proof,
+            start_timeout_s=parsed.start_timeout,
+            proof=_ask_proof(directory, actor_id, epoch, parsed.role),
         )
     )
 
@@ -108,8 +98,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--actor-id", metavar="ID", help="by default the role's name")
     parser.add_argument("--epoch", type=int, help="by default the next epoch of this actor id")
     parser.add_argument("--config", default="{}", metavar="JSON", help="configuration: JSON, or a file with it")
-    parser.add_argument("--supervisor-fd", type=int, default=NO_FD, help="socket that closes when the supervisor ends")
-    parser.add_argument("--secret-fd", type=int, default=NO_FD, help="pipe with the supervisor's secret")
     parser.add_argument("--drain-timeout", type=float, default=30.0, help="seconds to finish work after SIGTERM")
     parser.add_argument(
         "--start-timeout", type=float, default=120.0, help="seconds to become ready, without new progress"

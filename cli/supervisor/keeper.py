@@ -4,27 +4,29 @@ Runs on the event loop of the `meshctl up` process, in its main thread.
 """
 
 import asyncio
+import contextlib
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 
 from cli.exit_codes import FATAL_EXITS, ExitCode
 from cli.plan.keys import links_note
 from cli.plan.settings import Settings
-from cli.plan.topology import Topology
+from cli.plan.topology import ActorLaunch, Topology
 from cli.protocol import ActorList
-from cli.supervisor.forks.starter import ActorStarter
+from cli.supervisor.forks.role import LastWords, RoleRun
+from cli.supervisor.forks.zygote_client import ZygoteClient
 from cli.supervisor.hosts.others import SHARED
 from cli.supervisor.kept.log_files import LastLines
 from cli.supervisor.kept.manifest_file import ManifestFile
 from cli.supervisor.kept.mesh_directory import Manifest, MeshDirectory, ProcessRecord
 from cli.supervisor.kept_actor import KeptActor
 from cli.supervisor.processes.by_pid import Process
-from cli.supervisor.processes.children import Children
+from cli.supervisor.processes.children import Children, actor_environment, spawn_process
 from cli.supervisor.processes.exits import Exit, Exits
 from cli.supervisor.told.record import ZYGOTE, SupervisionRecord
 from cli.supervisor.told.refusals import NotGiven, NotRecordable, meant
@@ -64,6 +66,9 @@ from mesh.supervision.events import (
     Tick,
 )
 
+_LINE_FD: Final = 3
+"""Where an actor that is not forked finds its line."""
+
 
 class Listeners(msgspec.Struct, kw_only=True):
     """The keeper's callbacks: `dead` and `drained` tell the mesh, `ready` and `stopped` the command.
@@ -85,7 +90,10 @@ class Listeners(msgspec.Struct, kw_only=True):
 
 
 class ProcessKeeper:
-    """All actors of one mesh. `secret` is what actors of this host prove their identity with."""
+    """All actors of one mesh. `secret` is what actors of this host prove their identity with.
+
+    Each is a fork of the zygote or an interpreter of its own, with a line by which it is told what to be.
+    """
 
     def __init__(
         self,
@@ -108,8 +116,17 @@ class ProcessKeeper:
         self.manifest = ManifestFile(directory, record)
         self._failure_code = ExitCode.NOT_READY
         self._has_changed = False
-        self._starter = ActorStarter(topology, directory, children, self._exits, record, secret)
+        self._environment = actor_environment(topology.num_threads)
         supervision = topology.settings.supervision
+        self._zygote = ZygoteClient(
+            children,
+            self._exits,
+            topology.preloads,
+            on_death=record.zygote_death,
+            log=directory.log(ZYGOTE),
+            environment=self._environment,
+            timeout_s=supervision.start_timeout_s,
+        )
         policy = Policy(
             budget=supervision.restart_budget,
             budget_window_s=supervision.restart_window_s,
@@ -136,7 +153,9 @@ class ProcessKeeper:
             self.directory.write_actors({SUPERVISOR: SUPERVISOR, ZYGOTE: ZYGOTE, **roles})
             for launch in self._topology.actors:
                 self.directory.write_config(launch.actor_id, launch.supervised_config)
-        self._starter.warm()
+        if self._topology.forks:
+            # It takes longer than any actor.
+            self._zygote.start()
         self._feed(Begin())
         if self._driver.has_failed:
             # Nothing serves yet that could be saved by going on, and a half-started mesh would wait for ever.
@@ -214,7 +233,7 @@ class ProcessKeeper:
         self._timer.cancel()
         for actor_id in self._actors:
             self._close_line(actor_id)
-        self._starter.close()
+        self._zygote.close()
 
     def _feed(self, event: Event) -> None:
         self._driver.feed(event)
@@ -255,7 +274,7 @@ class ProcessKeeper:
             case StartOverdue(unready):
                 self._feed(Stop("the start takes too long", failure=self._why_unready(unready)))
                 # Nothing more is forked, and a zygote that hangs would hold the end up for as long again.
-                self._starter.close()
+                self._zygote.close()
             case MeshStopped(failure):
                 self._listeners.stopped(self._failure_code if failure else ExitCode.OK, failure)
             case _:
@@ -277,26 +296,54 @@ class ProcessKeeper:
         return reason if limit is None or limit.shown_by in reason else f"{reason}; {limits.explain(limit)}"
 
     def _spawn(self, kept: KeptActor, address: Address) -> None:
+        log = self.directory.log(address.actor_id)
+        spawned, failed = partial(self._spawned, address), partial(self._spawn_failed, address)
+        failure = "its epoch cannot be recorded"
         try:
             # Before anything is started, so that no epoch is issued twice.
             self.directory.issue(*address, self._record.trouble)
-        except OSError as error:
-            self._loop.call_soon(self._spawn_failed, address, f"its epoch cannot be recorded: {error}", False)
-            return
-        try:
+            failure = "no line to it can be opened"
             kept.line = line = SupervisorEnd()
+            self._loop.add_reader(line.fileno(), self._on_line, address.actor_id, line)
+            kept.last_lines = LastLines(log)
+            failure = "no process can be started"
+            line.give_order(self._order(kept.launch, address.epoch))
+            if kept.launch.start == "fork":
+                self._zygote.fork(log, line.theirs.fileno(), spawned, failed)
+                return
+            arguments = ["-m", "cli.supervisor.forks.role", str(_LINE_FD), address.actor_id]
+            process = spawn_process(arguments, log, {_LINE_FD: line.theirs.fileno()}, self._environment)
         except OSError as error:
-            self._loop.call_soon(self._spawn_failed, address, f"no line to it can be opened: {error}", False)
-            return
-        self._loop.add_reader(line.fileno(), self._on_line, address.actor_id, line)
-        kept.last_lines = LastLines(self.directory.log(address.actor_id))
-        spawned, failed = partial(self._spawned, address), partial(self._spawn_failed, address)
-        self._starter.start(kept.launch, address.epoch, line.theirs.fileno(), spawned, failed)
+            # Not at once: the commands that the core's last event led to are still being performed.
+            self._loop.call_soon(failed, f"{failure}: {error}", False)
+        else:
+            self._loop.call_soon(spawned, process)
+
+    def _order(self, launch: ActorLaunch, epoch: int) -> bytes:
+        run = RoleRun(
+            mesh=self.directory.mesh,
+            role=launch.role,
+            actor_id=launch.actor_id,
+            epoch=epoch,
+            config=launch.supervised_config,
+            drain_timeout_s=self.settings.supervision.drain_timeout_s,
+            secret=self._secret,
+        )
+        return msgspec.msgpack.encode(run)
 
     def _on_line(self, actor_id: str, line: SupervisorEnd) -> None:
         if not line.read(partial(self._listeners.signalled, actor_id)):
             # Its process has ended, which is heard of when it is reaped.
             self._loop.remove_reader(line.fileno())
+
+    def _last_words(self, actor_id: str) -> LastWords | None:
+        """What an actor said of its end before it came, if anything."""
+        if (line := self._actors[actor_id].line) is not None:
+            # Its process may be reaped before the loop sees what it has said.
+            self._on_line(actor_id, line)
+            with contextlib.suppress(msgspec.MsgspecError):
+                return msgspec.msgpack.decode(line.last_words, type=LastWords)
+        return None
 
     def _close_line(self, actor_id: str) -> None:
         kept = self._actors[actor_id]
@@ -327,6 +374,8 @@ class ProcessKeeper:
 
     def _exited(self, address: Address, status: int) -> None:
         kept = self._actors[address.actor_id]
+        # What the actor said of its end says more than its exit status does.
+        said = self._last_words(address.actor_id)
         self._close_line(address.actor_id)
         self._now_runs(address, None)
         try:
@@ -334,20 +383,18 @@ class ProcessKeeper:
             self.directory.run.remove_sockets(address)
         except OSError as error:
             self._record.trouble(f"sockets of {address} cannot be removed: {error}")
-        # What the actor wrote about its end says more than its exit status does.
-        error = self.directory.take_error(address)
-        if error is not None and error.core:
-            self._record.core_failure(address.actor_id, error.core)
+        if said is not None and said.core:
+            self._record.core_failure(address.actor_id, said.core)
         end = self._exits.read(status)
         if status == ExitCode.TIMED_OUT:
             end = Exit(f"not drained within {kept.watch.drain_s:g} s", DRAIN_OVERDUE, foreign=False)
-        reason = end.text if error is None else error.message
-        if error is None and status and kept.watch.ready_since is None and kept.last_lines is not None:
+        reason = end.text if said is None else said.message
+        if said is None and status and kept.watch.ready_since is None and kept.last_lines is not None:
             reason = kept.last_lines.added_to(reason)
         fatal = status in FATAL_EXITS
         if fatal and not self.core.was_ready:
             self._failure_code = ExitCode(status)
-        known_epoch = error.known_epoch if error is not None and error.known_epoch < MAX_EPOCH else 0
+        known_epoch = said.known_epoch if said is not None and said.known_epoch < MAX_EPOCH else 0
         if status and status != ExitCode.TIMED_OUT and not end.foreign:
             # Aborts and signals say nothing of the limit that led to them, but their words do.
             reason = self._with_limit(reason)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import uvloop
@@ -12,9 +12,10 @@ from cli.errors import CannotBind, CliError, limit_too_low
 from cli.exit_codes import ExitCode
 from cli.plan.keys import links_note
 from cli.plan.names import supervisor_id
+from cli.plan.role_configs import CONFIG_TYPES
+from cli.plan.settings import Settings
 from cli.plan.topology import Topology
 from cli.supervisor.actor import SupervisorActor
-from cli.supervisor.forks.secret import draw_secret
 from cli.supervisor.hosts.welcome import Asker, not_taken_in, require_welcome
 from cli.supervisor.keeper import Listeners, ProcessKeeper
 from cli.supervisor.kept.cut_calls import end_calls
@@ -26,8 +27,9 @@ from cli.supervisor.kept.sweep import sweep
 from cli.supervisor.owner import Owner
 from cli.supervisor.processes.by_pid import STOP_SIGNALS, start_time
 from cli.supervisor.processes.children import Children
-from cli.supervisor.told.progress import Progress, ready_text, ready_text_elsewhere
+from cli.supervisor.told.progress import Progress
 from cli.supervisor.told.readiness import absent_hosts, unready_reason
+from cli.supervisor.told.ready import ready_text, ready_text_elsewhere
 from cli.supervisor.told.record import SupervisionRecord
 from cli.supervisor.told.registry_watch import RegistryWatch
 from mesh.address import Address, Endpoint
@@ -100,6 +102,11 @@ def _run_locked(
                 sweep(directory)
 
 
+def draw_secret(settings: Settings, supervised: Iterable[str]) -> HostSecret:
+    """A new secret for a host's supervisor. With `external` the mesh's own roles need no proof."""
+    return HostSecret.draw(settings.name, settings.on, supervised, () if settings.external else CONFIG_TYPES)
+
+
 class _MeshProcess:
     def __init__(
         self, topology: Topology, directory: MeshDirectory, progress: Progress, owner: Owner | None = None
@@ -129,7 +136,7 @@ class _MeshProcess:
         try:
             roles = {launch.actor_id: launch.role for launch in self._topology.actors}
             record = self._record = SupervisionRecord(self._progress, lambda: self._actor.ctx, roles)
-            secret = draw_secret(self._topology.settings, [name, *roles])
+            secret = draw_secret(settings, [name, *roles])
             keeper = self._keeper = ProcessKeeper(
                 self._topology, self._directory, children, record, self._listeners(), secret
             )
@@ -251,16 +258,17 @@ class _MeshProcess:
         self._actor.ctx.spawn(self._wait_until_served(), name="probe")
 
     async def _wait_until_served(self) -> None:
-        settings = self._topology.settings
+        topology, settings = self._topology, self._topology.settings
         if self._owner is not None:
             # Which sees for itself when it is served.
-            limits, note = self._topology.limits, self._notes()
-            self._tell_ready("mesh_ready", f"{self._directory.mesh} is ready\n{limits}\n{note}")
+            self._tell_ready("mesh_ready", f"{settings.name} is ready\n{topology.limits}\n{self._notes()}")
             self._owner.tell(AllReady())
             return
-        if not self._topology.has_gateway:
+        if not topology.has_gateway:
             # The gateway's host says what is served. Hosts may start in any order, so this one does not wait for it.
-            self._ready_without_gateway()
+            found = self._directory.run.bootstrap().lookup()
+            registry = found[1].control if found is not None else ""
+            self._tell_ready("host_ready", ready_text_elsewhere(topology, self._progress.elapsed_s, registry))
             return
         if settings.on:
             # On several hosts this takes until the others have come.
@@ -277,38 +285,12 @@ class _MeshProcess:
         # The same again: `ready` must not be the last message of a mesh that ends.
         if self._keeper.core.stopping:
             return
-        topology = self._topology
-        mesh, seconds = self._directory.mesh, self._progress.elapsed_s
-        has_keys = bool(topology.settings.api_key_file)
-        text = ready_text(
-            topology.url,
-            topology.model_name,
-            mesh,
-            seconds,
-            topology.limits,
-            self._notes(),
-            topology.vectors,
-            has_keys=has_keys,
-        )
-        self._tell_ready("mesh_ready", text)
+        self._tell_ready("mesh_ready", ready_text(topology, self._progress.elapsed_s, self._notes()))
 
     def _notes(self) -> str:
         members = self._actor.ctx.members.all()
         said = links_note(self._topology.settings), quantization_note(members), kernels_note(members)
         return "\n".join(filter(None, said))
-
-    def _ready_without_gateway(self) -> None:
-        registry = self._directory.run.bootstrap().lookup()
-        where = registry[1].control if registry is not None else ""
-        settings, there = self._topology.settings, self._topology.gateway_host
-        on = f" on host {there}" if there else ""
-        text = ready_text_elsewhere(
-            settings.on,
-            self._directory.mesh,
-            self._progress.elapsed_s,
-            f"registry at {where}, clients connect to {self._topology.url}{on}\n{links_note(settings)}",
-        )
-        self._tell_ready("host_ready", text)
 
     def _tell_ready(self, event: str, text: str) -> None:
         self._was_ready = True

@@ -6,7 +6,6 @@ DIRECTORY/allowed.json      0600, the hosts of the mesh: the list itself on the 
 """
 
 import os
-import stat
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -15,7 +14,7 @@ import msgspec
 from mesh.errors import MeshError
 from mesh.membership.keys import AllowList, BadKey, HostKey
 from mesh.membership.view import Member
-from mesh.runtime.run_directory import NOT_JSON, replace_file
+from mesh.runtime.own_files import NOT_JSON, NotPlain, NotPrivate, WatchedFile, read_file, replace_file, require_own
 
 _MAX_BYTES: Final = 4 << 20
 """1 KB for each of `MAX_HOSTS`; one with name, key and a few roles has 200 bytes. Damage must not take all memory."""
@@ -57,16 +56,14 @@ class KeyDirectory:
 
     def _read(self, file: Path, kind: type[_Content]) -> _Content | None:
         try:
-            self._require_own(self.path, self.path.stat())
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(descriptor, "rb") as opened:
-                status = os.fstat(descriptor)
-                self._require_own(file, status)
-                if not stat.S_ISREG(status.st_mode):
-                    raise DamagedKeyFile(file, "not a regular file")
-                content = opened.read(_MAX_BYTES)
+            require_own(self.path, self.path.stat())
+            content = read_file(file, _MAX_BYTES, is_secret=True)
         except FileNotFoundError:
             return None
+        except NotPrivate as error:
+            raise KeyFileError(str(error)) from error
+        except NotPlain as error:
+            raise DamagedKeyFile(file, "not a regular file") from error
         except OSError as error:
             raise KeyFileError(f"{file} cannot be read ({error.strerror}): make this user its owner") from error
         try:
@@ -81,23 +78,18 @@ class KeyDirectory:
     def _write(self, file: Path, content: HostKey | AllowList) -> None:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._require_own(self.path, self.path.stat())
+            require_own(self.path, self.path.stat())
             before = os.umask(0o077)
             try:
                 replace_file(file, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
             finally:
                 os.umask(before)
+        except NotPrivate as error:
+            raise KeyFileError(str(error)) from error
         except OSError as error:
             raise KeyFileError(
                 f"{file} cannot be written ({error.strerror}): make this user owner of the directory"
             ) from error
-
-    @staticmethod
-    def _require_own(path: Path, status: os.stat_result) -> None:
-        if status.st_uid != os.getuid():
-            raise KeyFileError(f"{path} belongs to user {status.st_uid}: only the owner of keys may read them")
-        if stat.S_IMODE(status.st_mode) & 0o077:
-            raise KeyFileError(f"{path} may be read or changed by other users: chmod go-rwx {path}")
 
 
 class KeyRing:
@@ -105,6 +97,8 @@ class KeyRing:
 
     def __init__(self, directory: KeyDirectory) -> None:
         self._directory = directory
+        self._file = WatchedFile(directory.allowed_file)
+        self._file.has_changed()
         own, allowed = directory.read_key(), directory.read_allowed()
         if own is None or allowed is None:
             missing = directory.key_file if own is None else directory.allowed_file
@@ -113,7 +107,6 @@ class KeyRing:
         self.allowed: AllowList = allowed
         self.trouble = ""
         """Why the list's file cannot be read; meanwhile the last list read stays in force."""
-        self._seen = self._look()
         # What became of the file that can be written again; empty if nothing did.
         self._fault = ""
 
@@ -125,10 +118,8 @@ class KeyRing:
 
     def poll(self) -> bool:
         """Read the list again if its file was replaced. Returns whether it changed. Cheap, called every heartbeat."""
-        seen = self._look()
-        if seen == self._seen:
+        if not self._file.has_changed():
             return False
-        self._seen = seen
         try:
             allowed = self._directory.read_allowed()
         except KeyFileError as error:
@@ -136,7 +127,7 @@ class KeyRing:
             self._fault = error.fault if isinstance(error, DamagedKeyFile) else ""
             if not self._fault:
                 # It could not be opened at the moment, for lack of a descriptor, say: try again at the next poll.
-                self._seen = None
+                self._file.forget()
             return False
         # If the key pair is gone too, an operator wants this host to have no keys.
         self._fault = "gone" if allowed is None and self._directory.key_file.exists() else ""
@@ -161,10 +152,3 @@ class KeyRing:
             return ""
         self.poll()
         return f"{self._directory.allowed_file} was {fault}: the right file was written again"
-
-    def _look(self) -> tuple[int, int] | None:
-        try:
-            status = self._directory.allowed_file.stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns

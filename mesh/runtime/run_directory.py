@@ -8,8 +8,6 @@
 Used by `mesh/run.py`, the registry actor and `cli`.
 """
 
-import contextlib
-import errno
 import hmac
 import os
 import socket
@@ -22,16 +20,11 @@ import msgspec
 from mesh.address import HOST_NAME, Address, Endpoint
 from mesh.errors import BindError
 from mesh.membership.proof import REGISTRY, HostSecret
+from mesh.runtime.own_files import NOT_JSON, WatchedFile, read_file, replace_file
 from mesh.transport.base import Channel
 
 MAX_SOCKET_PATH_BYTES: Final = 100
 """A little less than Linux accepts (108), so that every system does."""
-
-NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding a damaged file raises: bytes that are not UTF-8 raise a ValueError."""
-
-_MAX_FILE_BYTES: Final = 1 << 24
-"""The files here have less than 1 KB, a manifest of 1,000 processes 100 KB; a huge one must not take all memory."""
 
 
 class HostRecord(msgspec.Struct, frozen=True):
@@ -143,75 +136,28 @@ class RunDirectory:
         return self.sockets / f"{address.actor_id}.{address.epoch}.{'c' if channel == Channel.CONTROL else 'd'}"
 
 
-def read_file(path: Path) -> bytes:
-    """The content of a regular file of this user. Raises OSError for any other: a pipe or a device might never end."""
-    # Checked on the descriptor, not on the path, which may refer to another file a moment later.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
-            raise PermissionError(f"it has mode {stat.filemode(status.st_mode)} and belongs to user {status.st_uid}")
-        return file.read(_MAX_FILE_BYTES)
-
-
-def replace_file(path: Path, content: bytes) -> bool:
-    """Replace a file's content. Atomic: readers see the old content or the new.
-
-    If there is no room for a second file, the old one is overwritten and the result is False: for a moment readers may
-    see neither. Raises OSError if the old one has no room either; it is then unchanged.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _write_over(path, content):
-            raise
-        return False
-    return True
-
-
-def _write_over(path: Path, content: bytes) -> bool:
-    """Overwrite the blocks that a file already has, which works on a full disk; False if they are too few."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        if os.fstat(descriptor).st_blocks * 512 < len(content):
-            return False
-        os.pwrite(descriptor, content, 0)
-        os.truncate(descriptor, len(content))
-        # Touched again now that it is complete, so that a reader that has seen it half written reads it again.
-        os.utime(descriptor)
-        return True
-    finally:
-        os.close(descriptor)
-
-
 class FileBootstrap:
     """Implements `mesh.membership.view.Bootstrap` over `registry.json`; reads it only when it was replaced."""
 
     def __init__(self, path: Path, secret: HostSecret | None = None) -> None:
-        self._path = path
+        self._file = WatchedFile(path)
         self._secret = secret
-        self._seen: tuple[int, int] | None = None
         self._target: tuple[Address, Endpoint] | None = None
 
     def lookup(self) -> tuple[Address, Endpoint] | None:
-        try:
-            status = self._path.stat()
-            if self._seen != (status.st_ino, status.st_mtime_ns):
-                found = msgspec.json.decode(read_file(self._path), type=_RegistryFile)
-                actor_id, epoch, *where, proof = msgspec.structs.astuple(found)
-                address = Address(actor_id, epoch)
-                self._target = (address, Endpoint(*where)) if self._is_proved(address, proof) else None
-                self._seen = status.st_ino, status.st_mtime_ns
-        except (OSError, *NOT_JSON):
-            self._seen = self._target = None
+        if self._file.has_changed():
+            self._target = self._read()
         return self._target
+
+    def _read(self) -> tuple[Address, Endpoint] | None:
+        try:
+            found = msgspec.json.decode(read_file(self._file.path), type=_RegistryFile)
+            actor_id, epoch, *where, proof = msgspec.structs.astuple(found)
+            address = Address(actor_id, epoch)
+            return (address, Endpoint(*where)) if self._is_proved(address, proof) else None
+        except (OSError, *NOT_JSON):
+            self._file.forget()
+            return None
 
     def _is_proved(self, address: Address, proof: str) -> bool:
         # A registry that somebody else has started would capture the whole mesh; the mesh's own will rewrite the file.

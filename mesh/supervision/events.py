@@ -1,7 +1,11 @@
-"""Events, commands and actor states of a supervisor; `core.py` makes the decisions."""
+"""Events, commands and actor states of a supervisor; `core.py` makes the decisions.
 
-from dataclasses import dataclass
+Structs, so that the events before a failure are in the log as data (`mesh/runtime/recording.py`).
+"""
+
 from math import inf
+
+import msgspec
 
 WAITING = "waiting"
 SPAWNING = "spawning"
@@ -25,8 +29,7 @@ IN_ORDER = "exit_0"
 """The cause of death of a process that exits normally."""
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """In seconds; see `restarts.py`. `kill_after_s` comes after the `missed` heartbeats that make an actor suspect.
 
     An actor itself ends its drain after `drain_timeout_s`, and tells its clients; it is killed `end_timeout_s` later.
@@ -56,8 +59,7 @@ class Policy:
         return self.drain_timeout_s + self.end_timeout_s
 
 
-@dataclass(frozen=True)
-class Supervised:
+class Supervised(msgspec.Struct, frozen=True):
     """One actor to keep alive. Lower tiers drain first; a tier is gone entirely before the next one is drained.
 
     Actors of one `kind` stand in for each other; if it is empty, no actor stands in for this one. One that is shared
@@ -74,21 +76,18 @@ class Supervised:
 # Events
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True):
     """Start everything."""
 
 
-@dataclass(frozen=True)
-class Spawned:
+class Spawned(msgspec.Struct, frozen=True):
     """The process of an incarnation exists."""
 
     actor_id: str
     epoch: int
 
 
-@dataclass(frozen=True)
-class SpawnFailed:
+class SpawnFailed(msgspec.Struct, frozen=True):
     """No process came to be. `foreign`: because the process to fork it from was killed by somebody else."""
 
     actor_id: str
@@ -97,8 +96,7 @@ class SpawnFailed:
     foreign: bool = False
 
 
-@dataclass(frozen=True)
-class Beat:
+class Beat(msgspec.Struct, frozen=True):
     """A sign of life; `ready` is the actor's own statement, `progress` describes a long operation."""
 
     actor_id: str
@@ -107,8 +105,7 @@ class Beat:
     progress: str = ""
 
 
-@dataclass(frozen=True)
-class Exited:
+class Exited(msgspec.Struct, frozen=True):
     """The process was reaped. `fatal`: it reported that starting it again unchanged cannot help.
 
     `cause` is one of a few words, for counters. `foreign`: it was killed, and not for lack of memory; ignored if this
@@ -124,18 +121,15 @@ class Exited:
     known_epoch: int = 0
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time passed; due at `Supervisor.deadline()`."""
 
 
-@dataclass(frozen=True)
-class Served:
+class Served(msgspec.Struct, frozen=True):
     """The mesh serves: its start is over, and no deadline of it counts any more."""
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """Drain everything, tier by tier; with `force`, in this Stop or a later one, kill instead.
 
     `failure`: why the start has failed, if it is for that.
@@ -146,13 +140,11 @@ class Stop:
     failure: str = ""
 
 
-@dataclass(frozen=True)
-class OthersDone:
+class OthersDone(msgspec.Struct, frozen=True):
     """The answer to `AwaitOthers`."""
 
 
-@dataclass(frozen=True)
-class Restart:
+class Restart(msgspec.Struct, frozen=True):
     """Drain these actors one after the other and start each again; with `stay_away`, only at a later `Restart`.
 
     All those without a process are started at once, since others may be waiting for them.
@@ -167,36 +159,31 @@ Event = Begin | Spawned | SpawnFailed | Beat | Exited | Tick | Served | Stop | O
 # Commands
 
 
-@dataclass(frozen=True)
-class Spawn:
+class Spawn(msgspec.Struct, frozen=True):
     """Persist the epoch, then start the process; answer with Spawned or SpawnFailed."""
 
     actor_id: str
     epoch: int
 
 
-@dataclass(frozen=True)
-class Kill:
+class Kill(msgspec.Struct, frozen=True):
     """End the process at once; answer with Exited once it is reaped."""
 
     actor_id: str
 
 
-@dataclass(frozen=True)
-class Terminate:
+class Terminate(msgspec.Struct, frozen=True):
     """Ask the process to finish its work within `drain_timeout_s`, or `within_s` if that is less, and exit."""
 
     actor_id: str
     within_s: float = inf
 
 
-@dataclass(frozen=True)
-class AwaitOthers:
+class AwaitOthers(msgspec.Struct, frozen=True):
     """Answer with `OthersDone` once nobody else needs the shared actors; they wait for that as long as for a drain."""
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """An actor changed its state; for people, logs and `ps`. `wait_s`: seconds until its next start, if known."""
 
     actor_id: str
@@ -206,8 +193,7 @@ class Report:
     wait_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Died:
+class Died(msgspec.Struct, frozen=True):
     """Tell the mesh that an incarnation is certainly dead. `cause`: why we killed it, or the cause in `Exited`.
 
     `is_wished`: it was asked to end and did, or was killed because it was not wanted any more.
@@ -220,13 +206,11 @@ class Died:
     is_wished: bool = False
 
 
-@dataclass(frozen=True)
-class MeshReady:
+class MeshReady(msgspec.Struct, frozen=True):
     """Every actor is ready, for the first time."""
 
 
-@dataclass(frozen=True)
-class StartOverdue:
+class StartOverdue(msgspec.Struct, frozen=True):
     """The whole start has taken too long. `unready`: who is not ready, or nobody, if only the mesh as a whole is not.
 
     Answer with a Stop that says why.
@@ -235,8 +219,7 @@ class StartOverdue:
     unready: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class MeshStopped:
+class MeshStopped(msgspec.Struct, frozen=True):
     """No process is left. `failure` is why the mesh never became ready, empty if it was told to stop."""
 
     failure: str

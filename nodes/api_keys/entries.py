@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -64,33 +64,21 @@ def new_key() -> str:
     return f"sk-{secrets.token_urlsafe(32)}"
 
 
-def check_name(name: str) -> None:
-    """Raises BadApiKeys."""
+def check_name(name: str, where: str = "") -> None:
+    """Raises BadApiKeys, whose message begins with `where`."""
     if not _NAME.fullmatch(name):
-        raise BadApiKeys("a key's name has 1 to 64 letters, digits and `_.@-`, and begins with a letter or a digit")
+        rule = "a key's name has 1 to 64 letters, digits and `_.@-`, and begins with a letter or a digit"
+        raise BadApiKeys(f"{where}{rule}")
 
 
 def read_lines(text: str) -> tuple[ApiKey, ...]:
     """The keys of a file. Raises BadApiKeys for a line that is not one, a name or key given twice, or no key at all."""
-    found: list[ApiKey] = []
-    places: dict[str | bytes, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        key = _read_line(words, number)
-        for what, value in (("name", key.name), ("key", key.sha256)):
-            if (first := places.setdefault(value, number)) != number:
-                raise BadApiKeys(f"line {number} has the same {what} as line {first}")
-        found.append(key)
-    return _counted(found)
+    lines = {number: line.partition("#")[0].split() for number, line in enumerate(text.splitlines(), 1)}
+    return _checked("line", {number: _read_line(words, number) for number, words in lines.items() if words})
 
 
 def _read_line(words: list[str], number: int) -> ApiKey:
-    try:
-        check_name(words[0])
-    except BadApiKeys as error:
-        raise BadApiKeys(f"line {number}: {error.message}") from None
+    check_name(words[0], f"line {number}: ")
     if len(words) < 2 or not _SHA256.fullmatch(words[1]):
         raise BadApiKeys(
             f"line {number} must be a name and the SHA-256 of a key in 64 hexadecimal digits; "
@@ -118,7 +106,7 @@ def read_plain(text: str) -> tuple[ApiKey, ...]:
 
     A key without a name is called `key-N` after its place. Raises BadApiKeys.
     """
-    found: list[ApiKey] = []
+    found: dict[int, ApiKey] = {}
     for number, word in enumerate(re.split(r"[,\s]+", text.strip(", \t\r\n")), 1):
         name, separator, key = word.partition(":")
         # No name has `=` in it.
@@ -128,24 +116,24 @@ def read_plain(text: str) -> tuple[ApiKey, ...]:
             name, key = f"key-{number}", word
         if not key:
             raise BadApiKeys(f"entry {number} has no key" if word else "there is no key in it")
-        try:
-            check_name(name)
-        except BadApiKeys as error:
-            raise BadApiKeys(f"entry {number}: {error.message}") from None
-        found.append(ApiKey(name, sha256_of(key), admin=is_admin))
-    for what, values in (("name", [one.name for one in found]), ("key", [one.sha256 for one in found])):
-        if len({*values}) < len(values):
-            raise BadApiKeys(f"two entries have the same {what}")
-    return _counted(found)
+        check_name(name, f"entry {number}: ")
+        found[number] = ApiKey(name, sha256_of(key), admin=is_admin)
+    return _checked("entry", found)
 
 
-def _counted(found: list[ApiKey]) -> tuple[ApiKey, ...]:
+def _checked(place: str, found: Mapping[int, ApiKey]) -> tuple[ApiKey, ...]:
+    """The keys, by the number of the line or entry that each was in. Raises BadApiKeys."""
     if not found:
         # Taken for no keys at all, an emptied file would let everybody in.
         raise BadApiKeys("there is no key in it")
     if len(found) > MAX_KEYS:
         raise BadApiKeys(f"there are {len(found):,} keys in it, more than {MAX_KEYS:,}")
-    return tuple(found)
+    places: dict[str | bytes, int] = {}
+    for number, key in found.items():
+        for what, value in (("name", key.name), ("key", key.sha256)):
+            if (first := places.setdefault(value, number)) != number:
+                raise BadApiKeys(f"{place} {number} has the same {what} as {place} {first}")
+    return tuple(found.values())
 
 
 def as_lines(keys: Iterable[ApiKey]) -> str:

@@ -2,10 +2,10 @@
 
 import contextlib
 import os
-import stat
 from pathlib import Path
 from typing import Final
 
+from mesh.runtime.own_files import WatchedFile, read_file
 from nodes.api_keys.entries import MAX_KEYS, ApiKey, BadApiKeys, KeyTable, as_lines, digest_of, read_lines, sha256_of
 
 _MAX_BYTES: Final = 4 << 20
@@ -15,18 +15,10 @@ _MAX_BYTES: Final = 4 << 20
 def read_key_file(path: Path) -> tuple[ApiKey, ...]:
     """The keys of the file. Raises BadApiKeys, also if others may read the file."""
     try:
-        # Without O_NONBLOCK a pipe would be waited for.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise BadApiKeys(f"{path} is not a regular file")
-            if status.st_uid != os.getuid():
-                raise BadApiKeys(f"{path} belongs to user {status.st_uid}: make this user its owner")
-            if stat.S_IMODE(status.st_mode) & 0o077:
-                raise BadApiKeys(f"{path} may be read or changed by other users: chmod 600 {path}")
-            content = file.read(_MAX_BYTES + 1)
+        # A link is followed: what mounts secrets into a container makes links to them.
+        content = read_file(path, _MAX_BYTES + 1, is_secret=True, follows=True)
     except OSError as error:
-        raise BadApiKeys(f"{path} cannot be read: {error.strerror}") from error
+        raise BadApiKeys(f"{path} cannot be read: {error.strerror or error}") from error
     if len(content) > _MAX_BYTES:
         raise BadApiKeys(f"{path} has more than {_MAX_BYTES >> 20} MiB")
     try:
@@ -49,10 +41,10 @@ class KeyFile:
     """The keys in force. Raises BadApiKeys if they cannot be read at first."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = WatchedFile(path)
+        self._file.has_changed()
         self.trouble = ""
         """Why the file cannot be used now; meanwhile the last keys read stay in force."""
-        self._seen = self._look()
         self._keys: tuple[ApiKey, ...] = ()
         self._revoked: dict[bytes, str] = {}
         self._take(read_key_file(path))
@@ -66,12 +58,11 @@ class KeyFile:
 
     def poll(self) -> bool:
         """Read the file again if it was replaced or changed. Returns whether keys or trouble did. Costs a `stat`."""
-        seen = self._look()
-        if seen == self._seen:
+        if not self._file.has_changed():
             return False
-        before, self._seen = (self.digest, self.trouble), seen
+        before = self.digest, self.trouble
         try:
-            self._take(read_key_file(self._path))
+            self._take(read_key_file(self._file.path))
             self.trouble = ""
         except BadApiKeys as error:
             self.trouble = error.message
@@ -86,11 +77,3 @@ class KeyFile:
             # The oldest: a file that is written anew each day must not take all memory in the end.
             del self._revoked[next(iter(self._revoked))]
         self._keys = keys
-
-    def _look(self) -> tuple[int, ...] | None:
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        # The change time, too: a `chmod` leaves the others as they are.
-        return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size

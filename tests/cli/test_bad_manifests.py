@@ -237,7 +237,6 @@ def test_a_process_that_ends_just_before_it_is_killed(stranger, monkeypatch):
 def test_what_was_removed_already_is_not_missed(directory):
     directory.write_manifest(manifest(directory, pool_directory="/nowhere"))
     directory.run.sockets.rmdir()
-    (directory.path / "errors").rmdir()
     assert sweep(directory) == []
     assert directory.load_manifest() is None
 

@@ -23,7 +23,7 @@ from cli.plan.settings import KVSettings, Settings, SupervisionSettings
 from cli.plan.topology import Machine, plan_topology
 from cli.supervisor import device_memory
 from cli.supervisor.device_memory import ask_device, ask_devices, device_id
-from cli.supervisor.forks.role import exit_code_of
+from cli.supervisor.forks.role import known_failure
 from kvstore.errors import (
     DeviceExhaustedMemory,
     DeviceFault,
@@ -294,7 +294,7 @@ def test_refusals_of_nvml_are_passed_on(monkeypatch):
     ],
 )
 def test_what_a_start_on_a_device_ends_with(error, code):
-    assert exit_code_of(error) == code
+    assert known_failure(error).code == code
 
 
 # several devices

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import math
 import os
@@ -11,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest.mock import Mock, call
 
+import msgspec
 import pytest
 
 from cli.exit_codes import ExitCode
@@ -19,12 +19,12 @@ from cli.plan.topology import ActorLaunch
 from cli.protocol import RestartActors, Restarting
 from cli.supervisor import keeper as keeper_module
 from cli.supervisor.actor import SupervisorActor
-from cli.supervisor.forks import starter as starter_module
+from cli.supervisor.forks.role import LastWords, RoleRun
 from cli.supervisor.keeper import Listeners, ProcessKeeper
 from cli.supervisor.kept import mesh_directory
 from cli.supervisor.kept.log_files import LastLines
 from cli.supervisor.kept.manifest_file import ManifestFile
-from cli.supervisor.kept.mesh_directory import MeshDirectory, StartError
+from cli.supervisor.kept.mesh_directory import MeshDirectory
 from cli.supervisor.kept_actor import KeptActor
 from cli.supervisor.processes.by_pid import Process
 from cli.supervisor.told.refusals import NotGiven, NotRecordable
@@ -64,8 +64,9 @@ class Kept:
         secret = HostSecret.draw("m", "", ["gateway-0"], ())
         self.keeper = ProcessKeeper(topology, directory, self.children, self.record, self.listeners, secret)
         self.keeper.begin(manifest(directory))
-        _, _, line, spawned, _ = zygote.fork.call_args.args
+        _, line, spawned, _ = zygote.fork.call_args.args
         self.line = ActorEnd(os.dup(line))
+        self.ordered = order_of(self.line)
         spawned(Process.of(os.getpid()))
         self.keeper.beat(Address("gateway-0", 1), READY, "")
         zygote.reset_mock()
@@ -87,14 +88,18 @@ class Kept:
         """Of the incarnation that is started next."""
         while not self.zygote.fork.called:
             await asyncio.sleep(0.01)
-        return self.zygote.fork.call_args.args[0].epoch
+        return order_of(ActorEnd(self.zygote.fork.call_args.args[1])).epoch
+
+
+def order_of(line: ActorEnd) -> RoleRun:
+    return msgspec.msgpack.decode(line.order(), type=RoleRun)
 
 
 @pytest.fixture
 @contextlib.asynccontextmanager
 async def kept(directory: MeshDirectory, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kept]:
     zygote = Mock()
-    monkeypatch.setattr(starter_module, "ZygoteClient", lambda *_, **__: zygote)
+    monkeypatch.setattr(keeper_module, "ZygoteClient", lambda *_, **__: zygote)
     kept = Kept(directory, zygote)
     yield kept
     kept.keeper.close()
@@ -177,8 +182,8 @@ async def test_who_ended_its_drain_itself_because_it_took_too_long_is_said_to_ha
     assert await kept.next_epoch() == 2
 
 
-async def test_an_actors_failed_core_is_counted_by_its_supervisor(kept: Kept, directory: MeshDirectory) -> None:
-    directory.write_error(Address("gateway-0", 1), StartError("its core gateway failed", core="gateway"))
+async def test_an_actors_failed_core_is_counted_by_its_supervisor(kept: Kept) -> None:
+    kept.line.say_last(msgspec.msgpack.encode(LastWords("its core gateway failed", core="gateway")))
     kept.ends(1)
     kept.record.core_failure.assert_called_once_with("gateway-0", "gateway")
     kept.record.core_failure.reset_mock()
@@ -186,9 +191,25 @@ async def test_an_actors_failed_core_is_counted_by_its_supervisor(kept: Kept, di
     assert kept.watch.reason == "its core gateway failed"
 
 
+@pytest.mark.parametrize("words", [b"not one", b"\x81\xa7message\x01", b""])
+async def test_last_words_that_are_none_are_passed_over(kept: Kept, words: bytes) -> None:
+    kept.line.say_last(words)
+    kept.ends(3)
+    assert await kept.next_epoch() == 2
+    assert kept.watch.reason == "exit 3"
+
+
+async def test_an_actor_is_told_what_to_be_by_its_line(kept: Kept) -> None:
+    told = kept.ordered
+    assert (told.mesh, told.role, told.actor_id, told.epoch, told.config) == ("m", "gateway", "gateway-0", 1, {})
+    assert told.drain_timeout_s == 0.2
+    assert told.secret is not None
+    assert told.secret.supervised == ["gateway-0"]
+
+
 async def test_a_core_that_fails_costs_one_event_and_not_the_mesh(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, core = kept.record.ctx, kept.keeper.core
-    core.policy = dataclasses.replace(core.policy, end_timeout_s=0.0)
+    core.policy = msgspec.structs.replace(core.policy, end_timeout_s=0.0)
     # The word cannot be sent, and Terminate fails half-way.
     monkeypatch.setattr(SupervisorEnd, "finish", full)
     kept.keeper.restart(["gateway"], stay_away=True)
@@ -228,7 +249,7 @@ async def test_who_was_refused_for_its_epoch_comes_again_above_the_one_that_is_k
     kept: Kept, directory: MeshDirectory, known: int, next_epoch: int
 ) -> None:
     """One that no file could hold is somebody's nonsense, and not taken over."""
-    directory.write_error(Address("gateway-0", 1), StartError("replaced", known))
+    kept.line.say_last(msgspec.msgpack.encode(LastWords("replaced", known)))
     kept.ends(1)
     assert await kept.next_epoch() == next_epoch
     assert directory.epochs() == {"gateway-0": next_epoch}
@@ -296,7 +317,7 @@ async def test_a_start_that_is_overdue_is_stopped_with_the_reasons(
     directory: MeshDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     zygote = Mock()
-    monkeypatch.setattr(starter_module, "ZygoteClient", lambda *_, **__: zygote)
+    monkeypatch.setattr(keeper_module, "ZygoteClient", lambda *_, **__: zygote)
     kept = Kept(directory, zygote)
     kept.watch.state = SPAWNING
     kept.keeper._perform(StartOverdue(("gateway-0",)))

@@ -1,18 +1,20 @@
 import contextlib
 import os
 
+import msgspec
 import pytest
 
 from cli.commands import run as run_command
 from cli.errors import AlreadyRunning, CliError
 from cli.supervisor.forks import role
 from cli.supervisor.kept import mesh_directory
-from cli.supervisor.kept.mesh_directory import MeshDirectory, StartError, segment_prefix
+from cli.supervisor.kept.mesh_directory import MeshDirectory, segment_prefix
 from cli.supervisor.kept.sweep import kill_all, sweep
 from cli.supervisor.processes.by_pid import Process, open_process, start_time, wait_dead
 from mesh.address import Address
 from mesh.errors import ActorFailed, CoreFailed, DrainFailed
 from mesh.runtime.run_directory import HostRecord
+from mesh.runtime.supervisor_line import SupervisorEnd
 from tests.cli.manifests import NO_PID, manifest, record
 from tests.cli.refused import refused
 
@@ -108,10 +110,26 @@ def test_an_actor_that_breaks_says_why_to_its_supervisor(directory, monkeypatch,
         raise error
 
     monkeypatch.setattr(role, "run_actor", fails)
-    supervised = {"supervisor_fd": 3, "config": {"model": "echo"}}
-    assert role.run_role(role.RoleRun(mesh="m", role="detokenizer", actor_id="d", epoch=3, **supervised)) == 1
-    left = directory.take_error(Address("d", 3))
-    assert left == StartError(error.message, core=getattr(error, "core", ""))
+    line = SupervisorEnd()
+    try:
+        order = role.RoleRun(mesh="m", role="detokenizer", actor_id="d", epoch=3, config={"model": "echo"})
+        line.give_order(msgspec.msgpack.encode(order))
+        assert role.run_ordered(line.theirs.fileno()) == 1
+        assert line.read(lambda _: None)
+        said = msgspec.msgpack.decode(line.last_words, type=role.LastWords)
+    finally:
+        line.close()
+    assert said == role.LastWords(error.message, core=getattr(error, "core", ""))
+
+
+def test_an_actor_whose_supervisor_is_gone_before_it_begins_is_nobody(directory):
+    line = SupervisorEnd()
+    theirs = os.dup(line.theirs.fileno())
+    line.close()
+    try:
+        assert role.run_ordered(theirs) == 0
+    finally:
+        os.close(theirs)
 
 
 @pytest.mark.parametrize(("forced", "code"), [(0, 0), (1, 10)])
@@ -139,7 +157,7 @@ def test_an_actor_run_by_hand_leaves_no_directory_that_nobody_uses(directory, mo
     assert directory.path.exists(), "another mesh's"
 
 
-@pytest.mark.parametrize("used", ["s/d.1.c", "logs/x.log", "registry.json", "lock", "errors/d.1.json"])
+@pytest.mark.parametrize("used", ["s/d.1.c", "logs/x.log", "registry.json", "lock", "configs/d.json"])
 def test_a_directory_that_others_use_stays_as_it_is(directory, used):
     (directory.path / used).touch()
     before = sorted(directory.path.rglob("*"))
@@ -168,24 +186,11 @@ def test_manifest_comes_back_and_damage_is_none(directory):
 
 
 def test_pipes_in_place_of_its_files_hold_nobody_up(directory):
-    address = Address("a", 2)
-    for name in ("epochs.json", "actors.json", "manifest.json", "errors/a.2.json"):
+    for name in ("epochs.json", "actors.json", "manifest.json"):
         os.mkfifo(directory.path / name)
-    found = directory.epochs(), directory.actors(), directory.read_manifest(), directory.take_error(address)
-    assert found == ({}, {}, None, None)
+    assert (directory.epochs(), directory.actors(), directory.read_manifest()) == ({}, {}, None)
     directory.issue("a", 3)
     assert directory.epochs() == {"a": 3}
-
-
-def test_errors_are_taken_once(directory):
-    address = Address("a", 2)
-    assert directory.take_error(address) is None
-    directory.write_error(address, StartError("taken"))
-    assert directory.take_error(Address("a", 1)) is None
-    (directory.path / "errors" / "a.1.json").write_bytes(b'["\xff", "x"]')
-    assert directory.take_error(Address("a", 1)) is None
-    assert directory.take_error(address) == StartError("taken")
-    assert directory.take_error(address) is None
 
 
 def test_all_names(directory):
@@ -199,7 +204,7 @@ def test_sweep_kills_only_the_process_that_is_meant(directory, start_stranger):
     records = [record(mine, actor_id="mine"), record(other, start_time=1), record(gone, start_time=1)]
     (directory.run.sockets / "a.1.c").touch()
     segment, other_segment = (directory.path / f"{segment_prefix(os.getuid(), mesh)}decode" for mesh in ("m", "m-x"))
-    for path in (segment, other_segment, directory.path / "errors" / "a.1.json", directory.run.registry_file):
+    for path in (segment, other_segment, directory.run.registry_file):
         path.touch()
     directory.write_manifest(manifest(directory, processes=records))
     assert sweep(directory) == [f"process {mine.pid} (mine)", "socket a.1.c", f"segment {segment}"]

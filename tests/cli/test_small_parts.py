@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,8 +15,10 @@ from cli.errors import BadModel, CliError
 from cli.exit_codes import FATAL_EXITS, ExitCode
 from cli.output import duration, print_json, print_table
 from cli.plan.role_configs import BUILT_IN
+from cli.plan.settings import Settings
 from cli.supervisor.kept.log_files import rotate
-from cli.supervisor.told.progress import READY_MARK, Progress, ready_text
+from cli.supervisor.told.progress import READY_MARK, Progress
+from cli.supervisor.told.ready import ready_text
 from mesh.membership.view import SUPERVISOR
 from nodes import roles
 from nodes.amounts import amount
@@ -72,18 +75,29 @@ def test_ready_ends_the_pipe():
     os.close(reader)
 
 
+def planned(name="default", model_name="tiny", limits="", vectors="", **settings):
+    settings = Settings(name=name, **settings)
+    return Mock(settings=settings, url="http://h:1", model_name=model_name, limits=limits, vectors=vectors)
+
+
 def test_the_ready_text_can_be_pasted():
-    text = ready_text("http://h:1", "tiny", "default", 1.25, "KV: 7 tokens")
+    text = ready_text(planned(limits="KV: 7 tokens"), 1.25, "")
     assert "ready at http://h:1 in 1.2 s\nKV: 7 tokens\n" in text
     assert "curl http://h:1/v1/chat/completions" in text
     assert "meshctl chat\n" in text
     assert "7 tokens\n\n  curl" in text
-    assert "meshctl chat --name other\n" in ready_text("http://h:1", "tiny", "other", 1.0, "")
-    assert "\n7 tokens\nslow\n\n  curl" in ready_text("http://h:1", "tiny", "other", 1.0, "7 tokens", "slow")
+    assert "meshctl chat --name other\n" in ready_text(planned("other"), 1.0, "")
+    assert "\n7 tokens\nslow\n\n  curl" in ready_text(planned("other", limits="7 tokens"), 1.0, "slow")
     for kind, path in (("embedding", "/v1/embeddings"), ("yes_no", "/rerank"), ("classify", "/classify")):
-        text = ready_text("http://h:1", "m", "default", 1.0, "", vectors=kind)
+        text = ready_text(planned(vectors=kind), 1.0, "")
         assert f"curl http://h:1{path} " in text
         assert "meshctl chat" not in text
+
+
+def test_what_is_typed_next_names_the_key_where_one_is_needed():
+    text = ready_text(planned(api_key_file="/keys"), 1.0, "")
+    assert '-H "authorization: Bearer $KVMESH_API_KEY"' in text
+    assert "authorization" not in ready_text(planned(), 1.0, "")
 
 
 def forwarded(*chunks):

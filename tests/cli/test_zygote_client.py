@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from cli.supervisor.forks import zygote_client
-from cli.supervisor.forks.role import RoleRun
 from cli.supervisor.forks.zygote import Forked, ForkFailed, ZygoteReady
 from cli.supervisor.forks.zygote_client import ZygoteClient
 from cli.supervisor.kept.log_files import LastLines
@@ -17,8 +16,7 @@ from cli.supervisor.processes.by_pid import STOP_SIGNALS, Process
 from cli.supervisor.processes.children import Children
 from cli.supervisor.processes.exits import Exits
 
-RUN = RoleRun(mesh="m", role="worker", actor_id="w", epoch=1, config={})
-READY = msgspec.msgpack.encode(ZygoteReady(import_s=0.5))
+READY = msgspec.msgpack.encode(ZygoteReady())
 PREAMBLE = f"import os, socket, sys, time\nchannel = socket.socket(fileno=3)\nREADY = {READY!r}\n"
 IS_ASKED = "channel.send(READY)\nchannel.recv(65536)\n"
 
@@ -31,7 +29,6 @@ PROGRAMS = {
     "forks": answering(Forked(number=1, pid=77, start_time=5)),
     "fails": answering(ForkFailed(number=1, reason="two threads")),
     "listens": "channel.send(READY)\nwhile channel.recv(65536): pass\n",
-    "is asked": IS_ASKED,
     "exits": "sys.exit(3)\n",
     "cannot import": "print('{}\\n\\n1\\n2')\ndef fail(): raise ImportError('no ' + 600 * 'x')\nfail()\n",
     "exits when asked": IS_ASKED + "sys.exit(3)\n",
@@ -96,10 +93,10 @@ def zygote(*names):
     return pytest.mark.parametrize("client", names, indirect=True)
 
 
-def fork(client, tmp_path, run=RUN, line=0):
+def fork(client, tmp_path, line=0):
     """The process, or the reason why not."""
     future = asyncio.get_running_loop().create_future()
-    client.fork(run, tmp_path / "w.log", line, future.set_result, lambda reason, _: future.set_result(reason))
+    client.fork(tmp_path / "w.log", line, future.set_result, lambda reason, _: future.set_result(reason))
     return future
 
 
@@ -119,7 +116,6 @@ async def both_of(client):
 @zygote("forks")
 async def test_a_pid_is_handed_on(client, tmp_path):
     assert await fork(client, tmp_path) == Process(77, 5)
-    assert client.import_s == 0.5
 
 
 @zygote("fails")
@@ -191,7 +187,7 @@ async def test_both_killed_at_once_are_started_anew_and_what_was_asked_fails_by_
     failed = asyncio.get_running_loop().create_future()
     for pid in first:
         os.kill(pid, signal.SIGKILL)
-    client.fork(RUN, tmp_path / "w.log", 0, failed.set_result, lambda _, foreign: failed.set_result(foreign))
+    client.fork(tmp_path / "w.log", 0, failed.set_result, lambda _, foreign: failed.set_result(foreign))
     assert await failed is True
     assert not set(first) & set(await both_of(client))
 
@@ -251,12 +247,6 @@ async def test_one_found_dead_before_closing_and_told_afterwards_is_no_death(cli
     await until(lambda: os.waitid(os.P_PID, pids[0], os.WEXITED | os.WNOHANG | os.WNOWAIT))
     reap()
     assert deaths == []
-
-
-@zygote("is asked")
-async def test_a_configuration_too_large_for_a_frame(client, tmp_path):
-    big = msgspec.structs.replace(RUN, config={"x": "y" * (1 << 17)})
-    assert "at most 65536 fit" in await fork(client, tmp_path, big)
 
 
 @zygote("listens")

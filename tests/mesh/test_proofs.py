@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cli.plan.settings import Settings
-from cli.supervisor.forks.secret import draw_secret
+from cli.supervisor.mesh_process import draw_secret
 from mesh.address import Address
 from mesh.errors import CallError, Unreachable
 from mesh.membership.proof import HostSecret

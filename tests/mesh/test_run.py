@@ -346,6 +346,23 @@ def test_by_a_pipe_nothing_can_be_passed_up_so_that_a_signal_is_the_actors_own(s
         os.close(writing)
 
 
+def test_an_order_comes_first_and_whole_and_last_words_stay_until_they_are_read(line):
+    actor = ActorEnd(line.theirs.fileno())
+    with pytest.raises(OSError, match="65537 bytes; at most 65536 fit"):
+        line.give_order(bytes(65537))
+    line.give_order(bytes(65536))
+    line.finish(2.5)
+    assert actor.order() == bytes(65536)
+    assert actor.read() == [2.5]
+    actor.pass_up(signal.SIGTERM)
+    actor.say_last(b"a core of it failed")
+    line.theirs.close()
+    passed_up = []
+    assert not line.read(passed_up.append), "it is gone"
+    assert (passed_up, line.last_words) == ([signal.SIGTERM], b"a core of it failed")
+    actor.say_last(b"nobody hears this")
+
+
 def test_frames_of_a_later_release_are_left_and_a_full_line_has_said_enough(line):
     actor = ActorEnd(line.theirs.fileno())
     os.write(line.fileno(), b"something new")

@@ -49,6 +49,7 @@ class HeldKeys:
         self.own, self._registry, self._now = own, registry, now
         self.num_written = 0
         self.found: list[str] = []
+        self.allowed_file = SimpleNamespace(stat=self._stat)
         self.lose()
 
     def lose(self) -> None:
@@ -61,7 +62,9 @@ class HeldKeys:
         self.allowed = allowed
         self.changed_at = self._now()
         self.num_written += 1
-        self.allowed_file = SimpleNamespace(stat=lambda: SimpleNamespace(st_ino=self.num_written, st_mtime_ns=0))
+
+    def _stat(self) -> SimpleNamespace:
+        return SimpleNamespace(st_ino=self.num_written, st_mtime_ns=0, st_ctime_ns=0, st_size=0)
 
     def read_key(self) -> HostKey:
         return self.own

@@ -23,17 +23,16 @@ import signal
 import socket
 import struct
 import sys
-import time
 import traceback
 from typing import Final, NoReturn
 
 import msgspec
 
-from cli.supervisor.forks.role import RoleRun, main_of_fork
+from cli.supervisor.forks.role import main_of_fork
 from cli.supervisor.processes.by_pid import STOP_SIGNALS, Process
 
 MAX_FRAME_BYTES: Final = 1 << 16
-"""A fork request with a role's whole configuration has some KB, and a Unix socket takes 200 KB in one message."""
+"""A request has a path in it, of 4 KiB at most; what the actor is to be comes to it by its line."""
 _PROCESS: Final = struct.Struct("<qq")
 
 
@@ -41,7 +40,6 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Fork an actor; its end of its line comes with this. `number` tells its answer from others."""
 
     number: int
-    run: RoleRun
     log: str
 
 
@@ -52,9 +50,7 @@ class SpareRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Everything is imported; requests are taken. A spare imports nothing itself: 0.0."""
-
-    import_s: float
+    """Everything is imported; requests are taken."""
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -81,19 +77,16 @@ def main(descriptor: int, modules: list[str]) -> int:
     # In actors too, until they have handlers of their own.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    began = time.monotonic()
     for module in ("mesh.run", *modules):
         importlib.import_module(module)
     gc.collect()
     # What is here now is shared with all children until they write to it; a collection would touch every object.
     gc.freeze()
     channel: socket.socket | None = socket.socket(fileno=descriptor)
-    import_s = time.monotonic() - began
     while channel is not None:
-        channel.send(msgspec.msgpack.encode(ZygoteReady(import_s=import_s)))
+        channel.send(msgspec.msgpack.encode(ZygoteReady()))
         # A forked spare returns from there too, with its own channel and nothing of this zygote's on its stack.
         channel = _serve(channel)
-        import_s = 0.0
     return 0
 
 
@@ -128,7 +121,7 @@ def _run_actor(request: ForkRequest, channel: socket.socket, line: int) -> NoRet
     status = 1
     try:
         channel.close()
-        status = main_of_fork(msgspec.structs.replace(request.run, supervisor_fd=line), request.log)
+        status = main_of_fork(line, request.log)
     except BaseException:  # noqa: BLE001 - whatever it is must not run on as a second zygote
         traceback.print_exc()
     finally:

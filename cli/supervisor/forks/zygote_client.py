@@ -19,7 +19,6 @@ from typing import Final, NamedTuple, assert_never
 
 import msgspec
 
-from cli.supervisor.forks.role import RoleRun
 from cli.supervisor.forks.zygote import (
     MAX_FRAME_BYTES,
     Forked,
@@ -37,6 +36,9 @@ from cli.supervisor.processes.exits import Exit, Exits
 
 _CHANNEL_FD: Final = 3
 """Where the child finds its channel."""
+
+_SPARE: Final = 0
+"""The number of every request for a spare, of which there is one at a time; those of actors are above it."""
 
 OnForked = Callable[[Process], None]
 OnFailed = Callable[[str, bool], None]
@@ -93,11 +95,9 @@ class ZygoteClient:
         self._is_closed = False
         self._serving: _Zygote | None = None
         self._spare: _Zygote | None = None
-        self._spare_number = 0
         self._numbers = 0
         self._waiting: dict[int, _Waiting] = {}
         self._lost: dict[int, _Waiting] = {}
-        self.import_s = 0.0
 
     @property
     def pids(self) -> list[int]:
@@ -123,10 +123,10 @@ class ZygoteClient:
         self._serving = _Zygote(here, process)
         self._watch(self._serving, process)
 
-    def fork(self, run: RoleRun, log: Path, line: int, on_forked: OnForked, on_failed: OnFailed) -> None:
-        """`line` is the actor's `supervisor_fd`, and remains the caller's, who closes it once told how this went."""
+    def fork(self, log: Path, line: int, on_forked: OnForked, on_failed: OnFailed) -> None:
+        """`line` is the actor's end of it, and remains the caller's, who closes it once told how this went."""
         self._numbers += 1
-        request = ForkRequest(number=self._numbers, run=run, log=str(log))
+        request = ForkRequest(number=self._numbers, log=str(log))
         self._waiting[request.number] = _Waiting(request, line, on_forked, on_failed)
         # Not cancelled by an answer: the number is no longer waited for then, and the call does nothing.
         self._loop.call_later(self._timeout_s, self._overdue, request.number)
@@ -157,16 +157,9 @@ class ZygoteClient:
         self._loop.add_reader(zygote.channel.fileno(), self._receive, zygote)
 
     def _send(self, zygote: _Zygote, request: ZygoteRequest, descriptor: int) -> None:
-        frame = msgspec.msgpack.encode(request)
-        # A SOCK_SEQPACKET frame is cut at the reader's buffer, without an error there.
-        if len(frame) > MAX_FRAME_BYTES:
-            on_failed = self._waiting.pop(request.number).on_failed
-            reason = f"its configuration has {len(frame)} bytes; at most {MAX_FRAME_BYTES} fit"
-            self._loop.call_soon(on_failed, reason, False)
-            return
         # The zygote is dead, which its exit will tell, or hangs, which the request's own deadline will.
         with contextlib.suppress(OSError):
-            socket.send_fds(zygote.channel, [frame], [descriptor])
+            socket.send_fds(zygote.channel, [msgspec.msgpack.encode(request)], [descriptor])
 
     def _ask_spare(self) -> None:
         serving = self._serving
@@ -174,10 +167,8 @@ class ZygoteClient:
             return
         here, there = _channel()
         self._spare = _Zygote(here)
-        self._numbers += 1
-        self._spare_number = self._numbers
         with there:
-            self._send(serving, SpareRequest(number=self._spare_number), there.fileno())
+            self._send(serving, SpareRequest(number=_SPARE), there.fileno())
 
     def _receive(self, zygote: _Zygote) -> None:
         while True:
@@ -197,13 +188,12 @@ class ZygoteClient:
         match message:
             case ZygoteReady():
                 zygote.ready = True
-                self.import_s = message.import_s or self.import_s
                 if zygote is self._serving:
                     self._serve(zygote)
-            case Forked() if message.number == self._spare_number:
+            case Forked() if message.number == _SPARE:
                 if self._spare is not None:
                     self._watch(self._spare, Process(message.pid, message.start_time))
-            case ForkFailed() if message.number == self._spare_number:
+            case ForkFailed() if message.number == _SPARE:
                 # The next death of either zygote asks again; until then there is no spare.
                 self._drop_spare()
             case Forked():

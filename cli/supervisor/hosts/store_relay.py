@@ -4,7 +4,7 @@ import asyncio
 from typing import Final
 
 from cli.plan.faults import unknown_name
-from cli.supervisor.hosts.whole_mesh import ask_each
+from cli.supervisor.hosts.whole_mesh import ask_all
 from cli.supervisor.told.refusals import NoAgent, UnknownStore
 from mesh.actor import Context
 from mesh.errors import CallError, RemoteError
@@ -45,28 +45,25 @@ async def list_stores(ctx: Context) -> StoreList:
     """
     agents = _agents(ctx)
     schedulers = ctx.members.by_role(SCHEDULER)
-    said, stats = await asyncio.gather(
-        ask_each(ctx, dict.fromkeys(agents, ListStores()), StoreList, ctx.log.debug),
-        ask_stats(ctx, schedulers, _STATS_S),
-    )
-    silent = {*agents}.difference(said) | {answer.actor_id for answer in stats if answer.stats is None}
+    asked = ask_all(ctx, agents, ListStores(), StoreList)
+    (said, silent), stats = await asyncio.gather(asked, ask_stats(ctx, schedulers, _STATS_S))
     return StoreList(
-        agents=sorted((one for answer in said.values() for one in answer.agents), key=lambda one: one.agent),
+        agents=sorted((one for answer in said for one in answer.agents), key=lambda one: one.agent),
         readers=[reader for answer in stats if (reader := _reader(answer)) is not None],
-        silent=sorted(silent),
+        silent=sorted({*silent, *(answer.actor_id for answer in stats if answer.stats is None)}),
     )
 
 
 async def find_fates(ctx: Context, query: FindFates) -> FatesFound:
     """What became of prompts' pages, as all schedulers remember it: those that decode before those that prefill."""
     schedulers = [member.actor_id for member in ctx.members.by_role(SCHEDULER, ready=False)]
-    said = await ask_each(ctx, dict.fromkeys(schedulers, query), FatesFound, ctx.log.debug)
+    said, silent = await ask_all(ctx, schedulers, query, FatesFound)
     order = {request_id: number for number, request_id in enumerate(query.request_ids)}
     fates = sorted(
-        (fate for answer in said.values() for fate in answer.fates),
+        (fate for answer in said for fate in answer.fates),
         key=lambda fate: (order.get(fate.request_id, 0), fate.attempt, fate.is_order),
     )
-    return FatesFound(fates=fates, silent=sorted({*schedulers}.difference(said)))
+    return FatesFound(fates=fates, silent=silent)
 
 
 async def flush_stores(ctx: Context, wish: FlushStores, absent: str) -> StoresFlushed:
@@ -77,8 +74,8 @@ async def flush_stores(ctx: Context, wish: FlushStores, absent: str) -> StoresFl
     """
     agents = _agents(ctx)
     if wish.folders:
-        said = await ask_each(ctx, dict.fromkeys(agents, ListStores()), StoreList, ctx.log.debug)
-        kept = (one for answer in said.values() for agent in answer.agents for one in agent.stores)
+        said, _ = await ask_all(ctx, agents, ListStores(), StoreList)
+        kept = (one for answer in said for agent in answer.agents for one in agent.stores)
         known = {store.folder for store in kept if store.is_open}
         for folder in wish.folders:
             if folder not in known:

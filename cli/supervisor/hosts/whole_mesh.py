@@ -71,6 +71,14 @@ async def ask_each(
     return said
 
 
+async def ask_all(
+    ctx: Context, actor_ids: Collection[str], question: Message, kind: type[Said]
+) -> tuple[list[Said], list[str]]:
+    """What those actors answer to one question, in their order, and the ids of those that do not."""
+    said = await ask_each(ctx, dict.fromkeys(actor_ids, question), kind, ctx.log.debug)
+    return [said[one] for one in actor_ids if one in said], sorted({*actor_ids} - said.keys())
+
+
 async def list_whole_mesh(ctx: Context, own: ActorList, hosts: Collection[str], question: ListActors) -> ActorList:
     """`own` with what the supervisors of other hosts say to it; `hosts` are those that the topology names."""
     others = [peer.actor_id for peer in other_supervisors(ctx)]

@@ -12,7 +12,6 @@ from cli.plan.names import on_host
 from cli.protocol import LogPart, LogParts, ReadLogs
 from cli.supervisor.kept.mesh_directory import MeshDirectory
 from cli.supervisor.told.record import ZYGOTE
-from mesh.errors import BindError
 from mesh.membership.view import SUPERVISOR
 
 _CHECK_INTERVAL_S: Final = 10.0
@@ -96,15 +95,7 @@ class LogFolder:
     """The logs of one host, as `meshctl logs` shows them; on one of several hosts every id names the host."""
 
     def __init__(self, directory: MeshDirectory) -> None:
-        self._directory = directory
-
-    @property
-    def host(self) -> str:
-        """Which host this is, or was; "" on a mesh of one."""
-        with contextlib.suppress(BindError):
-            record = self._directory.run.host()
-            return record.name if record is not None else ""
-        return ""
+        self.directory = directory
 
     def roles(self) -> dict[str, str]:
         """Roles by actor id: of the actors of the last mesh, or if those are not known, of all that have a log."""
@@ -123,7 +114,7 @@ class LogFolder:
         )
 
     def _actors(self) -> dict[str, tuple[str, Path]]:
-        directory, host = self._directory, self.host
+        directory, host = self.directory, self.directory.host
         # A directory serves many meshes of its name, one after the other, each with other actors.
         roles = directory.actors() or {path.stem: "" for path in sorted(directory.logs.glob("*.log"))}
         return {

@@ -12,6 +12,7 @@ import msgspec
 
 from cli.supervisor.kept.mesh_directory import Manifest, MeshDirectory, ProcessRecord
 from cli.supervisor.told.record import SupervisionRecord
+from mesh.runtime.own_files import WatchedFile
 
 _LOOK_S: Final = 1.0
 """Between two looks at the file. It is read only if it is not the file that was read last: reading it took a tenth of
@@ -26,7 +27,7 @@ class ManifestFile:
         self._record = record
         self._manifest: Manifest | None = None
         self._trouble = ""
-        self._read: tuple[int, int, int] | None = None
+        self._file = WatchedFile(directory.manifest)
 
     def begin(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -38,11 +39,7 @@ class ManifestFile:
             self._write()
 
     def look(self) -> None:
-        stamp = self._directory.manifest_stamp()
-        if self._manifest is None or (stamp is not None and stamp == self._read):
-            return
-        if self._directory.read_manifest() == self._manifest:
-            self._read = stamp
+        if self._manifest is None or not self._file.has_changed() or self._directory.read_manifest() == self._manifest:
             return
         # After a write that failed the file is known to be old, and that has been told.
         was_lost = not self._trouble
@@ -57,7 +54,6 @@ class ManifestFile:
 
     def _write(self) -> None:
         assert self._manifest is not None, "there is a manifest to write once the mesh has begun"
-        self._read = None
         try:
             self._directory.write_manifest(self._manifest)
         except OSError as error:

@@ -9,10 +9,9 @@
         logs/             one file per actor, and one rotated away
         requests/         one file per gateway with a line for each call, and one before it; its open calls
         trace/            what each actor did last, one file for each incarnation (`mesh/runtime/trace_ring.py`)
-        errors/           why an actor gave up, in its own words
         api_keys          hashes of the keys that KVMESH_API_KEYS has, while the mesh runs
 
-The supervisor is the only writer (except in requests/, trace/ and errors/). `meshctl ps|down|logs|trace` and the next
+The supervisor is the only writer (except in requests/ and trace/). `meshctl ps|down|logs|trace` and the next
 `up` read.
 """
 
@@ -33,7 +32,8 @@ from cli.supervisor.processes.by_pid import Process
 from mesh.address import MAX_EPOCH, Address, Endpoint, host_of
 from mesh.errors import BindError
 from mesh.membership.view import SUPERVISOR
-from mesh.runtime.run_directory import NOT_JSON, RunDirectory, read_file, replace_file
+from mesh.runtime.own_files import NOT_JSON, read_file, replace_file
+from mesh.runtime.run_directory import RunDirectory
 from mesh.runtime.trace_ring import TRACE
 from nodes.roles import GATEWAY
 
@@ -87,18 +87,6 @@ class _Pools(msgspec.Struct, frozen=True):
     directory: str = "/dev/shm"
 
 
-class StartError(msgspec.Struct, frozen=True):
-    """Why an actor could not start, or could not go on, as it leaves it in errors/.
-
-    `known_epoch` is that of the later incarnation that the mesh knows, if it was refused for that; else 0. `core` is
-    the core that failed, if one did.
-    """
-
-    message: str
-    known_epoch: int = 0
-    core: str = ""
-
-
 class MeshDirectory:
     """The run directory of one mesh, with what its supervisor keeps there."""
 
@@ -110,7 +98,7 @@ class MeshDirectory:
         self.logs = self.path / "logs"
         self.requests = self.path / REQUESTS
         self.traces = self.path / TRACE
-        self._manifest = self.path / "manifest.json"
+        self.manifest = self.path / "manifest.json"
         self._epochs = self.path / "epochs.json"
         self._actors = self.path / "actors.json"
         self._lock = self.path / "lock"
@@ -128,14 +116,7 @@ class MeshDirectory:
         """Make the directories, for this user only. Raises CliError where others may enter them."""
         with self.written("made", "make it writable"):
             self.is_new = not self.path.exists()
-            for path in (
-                self.path.parent,
-                self.path,
-                self.run.sockets,
-                self.logs,
-                self.path / "configs",
-                self.path / "errors",
-            ):
+            for path in (self.path.parent, self.path, self.run.sockets, self.logs, self.path / "configs"):
                 path.mkdir(mode=0o700, parents=False, exist_ok=True)
                 self._require_own(path)
 
@@ -149,7 +130,7 @@ class MeshDirectory:
 
         For an actor that no supervisor started. Others may be using it: their sockets are there.
         """
-        folders = [self.run.sockets, self.logs, self.path / "configs", self.path / "errors"]
+        folders = [self.run.sockets, self.logs, self.path / "configs"]
         with contextlib.suppress(OSError):
             if {*self.path.iterdir()} <= {*folders, self._epochs}:
                 for folder in folders:
@@ -202,7 +183,7 @@ class MeshDirectory:
         """
         try:
             self._require_own(self.path)
-            manifest = msgspec.json.decode(read_file(self._manifest), type=Manifest)
+            manifest = msgspec.json.decode(read_file(self.manifest), type=Manifest)
         except FileNotFoundError:
             return None
         except (OSError, *NOT_JSON) as error:
@@ -223,19 +204,11 @@ class MeshDirectory:
         except CliError:
             return None
 
-    def manifest_stamp(self) -> tuple[int, int, int] | None:
-        """Another one after every change of the manifest's file; None if there is none."""
-        try:
-            found = self._manifest.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
-
     def write_manifest(self, manifest: Manifest) -> None:
-        _write(self._manifest, manifest)
+        _write(self.manifest, manifest)
 
     def remove_manifest(self) -> None:
-        self._manifest.unlink(missing_ok=True)
+        self.manifest.unlink(missing_ok=True)
 
     def epochs(self) -> dict[str, int]:
         """The last epoch issued to each actor id, as recorded; empty if the file is lost or damaged."""
@@ -291,13 +264,14 @@ class MeshDirectory:
     def segments(self) -> str:
         """How names of segments of the mesh that ran here last begin, for when no manifest says so."""
         # Without the file that says which host this was, the names of what it left behind are not known.
-        return segment_prefix(os.getuid(), self.mesh, self._host())
+        return segment_prefix(os.getuid(), self.mesh, self.host)
 
-    def _host(self) -> str:
+    @property
+    def host(self) -> str:
         """Which host of its mesh this is or was, as far as is known; "" on a mesh of one host."""
         with contextlib.suppress(BindError):
-            host = self.run.host()
-            return host.name if host is not None else ""
+            if (record := self.run.host()) is not None:
+                return record.name
         return ""
 
     def write_actors(self, roles: dict[str, str]) -> None:
@@ -310,22 +284,6 @@ class MeshDirectory:
     def log(self, actor_id: str) -> Path:
         return self.logs / f"{actor_id}.log"
 
-    def write_error(self, address: Address, error: StartError) -> None:
-        """Called in the actor's process, before it exits."""
-        with contextlib.suppress(OSError):
-            replace_file(self._error(address), msgspec.json.encode(error))
-
-    def take_error(self, address: Address) -> StartError | None:
-        """What an incarnation said before it gave up, if anything; it is then forgotten."""
-        path = self._error(address)
-        error = _read(path, StartError)
-        if error is not None:
-            path.unlink(missing_ok=True)
-        return error
-
-    def _error(self, address: Address) -> Path:
-        return self.path / "errors" / f"{address.actor_id}.{address.epoch}.json"
-
     def already_running(self) -> AlreadyRunning:
         manifest, holder = self.read_manifest(), self.holder()
         if manifest is not None:
@@ -337,7 +295,7 @@ class MeshDirectory:
         else:
             # Either it is starting, or its manifest was damaged in the last second.
             who = "it is starting" if holder is None else f"its supervisor is process {holder.pid}"
-            host = self._host()
+            host = self.host
         if host:
             return AlreadyRunning(
                 f"host {host} of the mesh {self.mesh!r} is running",
@@ -353,7 +311,7 @@ class MeshDirectory:
 
     def _bad_manifest(self, why: str) -> BadManifest:
         return BadManifest(
-            f"{self._manifest} cannot be used",
+            f"{self.manifest} cannot be used",
             why=why,
             do=f"`meshctl down --name {self.mesh}` stops the mesh if it runs, and removes what is left of it",
         )

@@ -49,7 +49,6 @@ def sweep(directory: MeshDirectory) -> list[str]:
 def _remove_files(directory: MeshDirectory, manifest: Manifest | None) -> list[str]:
     found = _remove_all(_entries(directory.run.sockets), "socket")
     _remove_all([directory.run.registry_file, directory.api_keys], "file")
-    _remove_all(_entries(directory.path / "errors"), "file")
     host = ShmHost(directory.pool_directory() if manifest is None else manifest.pool_directory)
     return found + [
         f"segment {path}" for path in host.sweep(directory.segments() if manifest is None else manifest.pool_prefix)

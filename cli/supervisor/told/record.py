@@ -35,25 +35,32 @@ ZYGOTE: Final = "zygote"
 
 
 class _Told(NamedTuple):
-    """How a state is reported: the event in the log, its level, and the counter that always counts it, if any."""
+    """How a state is reported: the event in the log, its level, the counter that always counts it, if any, and what
+    people who wait are told; empty: nothing, or how far the start is.
+    """
 
     event: str
     level: str = "info"
     counter: str = ""
+    said: str = ""
 
 
 _STATES: Final = {
     SPAWNING: _Told("actor_starts"),
     STARTING: _Told("actor_started", "debug"),
     READY: _Told("actor_ready"),
-    SUSPECTED: _Told("actor_suspected", "warning", "mesh_supervisor_suspicions_total"),
-    DYING: _Told("actor_killed", "warning", "mesh_supervisor_kills_total"),
-    BACKOFF: _Told("actor_restarts", "warning"),
-    GIVEN_UP: _Told("actor_given_up", "error", "mesh_supervisor_give_ups_total"),
-    DRAINING: _Told("actor_drains"),
-    DRAINED: _Told("actor_drained"),
+    SUSPECTED: _Told("actor_suspected", "warning", "mesh_supervisor_suspicions_total", "suspected: {reason}"),
+    DYING: _Told("actor_killed", "warning", "mesh_supervisor_kills_total", "dying: {reason}"),
+    BACKOFF: _Told("actor_restarts", "warning", said="ended: {reason}; starting it again{when}"),
+    GIVEN_UP: _Told(
+        "actor_given_up", "error", "mesh_supervisor_give_ups_total", "GIVEN UP: {reason}; see meshctl logs {actor_id}"
+    ),
+    DRAINING: _Told("actor_drains", said="draining"),
+    DRAINED: _Told("actor_drained", said="drained"),
     STOPPED: _Told("actor_stopped"),
 }
+_STAGES: Final = {SPAWNING: "spawn", READY: "ready"}
+"""States that are stages of a start."""
 _DIED: Final = _Told("actor_died", "warning")
 _ENDS: Final = {
     # By itself and in good order: somebody else than this supervisor asked it to, or what it depends on is gone.
@@ -83,7 +90,13 @@ class SupervisionRecord:
         return self._context()
 
     def state(self, report: Report) -> None:
-        self._tell(report)
+        told = _STATES[report.state]
+        if stage := _STAGES.get(report.state):
+            self._progress.stage(report.actor_id, stage)
+        elif told.said:
+            when = f" in {report.wait_s:.2f} s" if report.wait_s else ""
+            said = told.said.format(reason=report.reason, actor_id=report.actor_id, when=when)
+            self._progress.note(f"{report.actor_id:<22} {said}")
         is_first = report.state == SPAWNING and report.actor_id not in self._started
         if is_first:
             self._begin(report.actor_id)
@@ -95,7 +108,6 @@ class SupervisionRecord:
             fields["reason"] = report.reason
         if report.wait_s is not None:
             fields["next_start_in_s"] = round(report.wait_s, 3)
-        told = _STATES[report.state]
         # On a healthy start each actor's own log says that it joined, and this one that it is ready: that is enough.
         getattr(self._log, "debug" if is_first else told.level)(told.event, **fields)
 
@@ -141,25 +153,6 @@ class SupervisionRecord:
         """Something that the supervisor cannot do, but can go on without."""
         self._progress.note(text)
         self._log.warning("supervisor_trouble", reason=text)
-
-    def _tell(self, report: Report) -> None:
-        who, progress = f"{report.actor_id:<22}", self._progress
-        match report.state:
-            case "spawning":
-                progress.stage(report.actor_id, "spawn")
-            case "ready":
-                progress.stage(report.actor_id, "ready")
-            case "suspected" | "dying":
-                progress.note(f"{who} {report.state}: {report.reason}")
-            case "backoff":
-                when = f" in {report.wait_s:.2f} s" if report.wait_s else ""
-                progress.note(f"{who} ended: {report.reason}; starting it again{when}")
-            case "given_up":
-                progress.note(f"{who} GIVEN UP: {report.reason}; see meshctl logs {report.actor_id}")
-            case "draining" | "drained":
-                progress.note(f"{who} {report.state}")
-            case _:
-                return
 
     def _count_state(self, report: Report) -> None:
         actor_id = report.actor_id

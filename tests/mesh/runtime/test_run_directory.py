@@ -10,7 +10,8 @@ import pytest
 from mesh.address import Address, Endpoint, host_of
 from mesh.errors import BindError
 from mesh.membership.proof import HostSecret
-from mesh.runtime.run_directory import HostRecord, RunDirectory, replace_file
+from mesh.runtime.own_files import replace_file
+from mesh.runtime.run_directory import HostRecord, RunDirectory
 from mesh.transport.base import Channel
 
 

@@ -73,8 +73,8 @@ def test_the_environment_has_keys_themselves():
         ("", "there is no key in it"),
         (" , ", "there is no key in it"),
         ("alice:", "entry 1 has no key"),
-        ("a,a", "two entries have the same key"),
-        ("alice:a alice:b", "two entries have the same name"),
+        ("a,a", "entry 2 has the same key as entry 1"),
+        ("alice:a alice:b", "entry 2 has the same name as entry 1"),
         ("al!ce:secret", "entry 1: a key's name"),
     ):
         with pytest.raises(BadApiKeys, match=why) as refused:
@@ -102,7 +102,7 @@ def test_a_file_that_others_may_read_or_that_is_none_is_refused(tmp_path):
     assert [key.name for key in read_key_file(path)] == ["alice"]
     for mode in (0o640, 0o604, 0o620, 0o610):
         path.chmod(mode)
-        with pytest.raises(BadApiKeys, match="may be read or changed by other users: chmod 600"):
+        with pytest.raises(BadApiKeys, match="may be read or changed by other users: chmod go-rwx"):
             read_key_file(path)
     path.chmod(0o600)
     path.write_bytes(b"alice \xff")
