@@ -62,10 +62,6 @@ MemFractionOption = Annotated[
 DeterministicOption = Annotated[
     bool | None, typer.Option("--deterministic", help="On a device: fixed tiles, no split sequences; slower.")
 ]
-AttributionOption = Annotated[
-    bool | None,
-    typer.Option("--keep-attribution", help="Leave Claude Code's line about itself in prompts: less is cached then."),
-]
 OtelOption = Annotated[
     str | None, typer.Option(metavar="URL", help="Send traces of calls to this OTLP/HTTP collector (extra otel).")
 ]
@@ -168,7 +164,6 @@ def up(
     control: ControlOption = None,
     logprobs_of: LogprobsOption = None,
     responses_store: ResponsesOption = None,
-    keep_attribution: AttributionOption = None,
     page: PageOption = None,
     otel_endpoint: OtelOption = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,

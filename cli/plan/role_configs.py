@@ -55,7 +55,6 @@ PLANNED: Final = {
     "group": _GROUPS,
     "hidden_size": "model",
     "host": "host",
-    "keep_attribution": "keep_attribution",
     "logprobs_of": "logprobs_of",
     "makes_text": "model",
     "model": "model",

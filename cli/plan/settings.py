@@ -163,8 +163,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     keys that clients must send (`cli/plan/api_keys.py`); "": none. With `control`, admin keys may change the mesh
     by way of gateways: abort everybody's requests, flush caches, release memory. `logprobs_of` is the distribution
     of which logprobs are answered: the model's own, `raw`, or the one drawn from, `processed` by penalties, masks
-    and temperature. With `keep_attribution` a line that Claude Code writes about itself, another one in each
-    conversation, stays in prompts. Without `page` gateways have no page at `/`. `otel_endpoint` is the URL of a
+    and temperature. Without `page` gateways have no page at `/`. `otel_endpoint` is the URL of a
     collector to which gateways send the spans of calls (extra `otel`); "": none are sent.
     `tool_call_parser` and `reasoning_parser` name what reads calls of tools and
     reasoning in answers; empty: what fits the chat template; `none`: nothing. `responses_store` is how much is kept
@@ -197,7 +196,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     control: bool = False
     logprobs_of: LogprobsOf = "raw"
     responses_store: str = ""
-    keep_attribution: bool = False
     page: bool = True
     otel_endpoint: str = ""
     tool_call_parser: str = ""

@@ -330,7 +330,6 @@ class _Planner:
             request_log_folder=str(RunDirectory.of_mesh(settings.name).path / REQUESTS),
             responses_file=self._responses_file(settings) if settings.responses_store_bytes else "",
             responses_store_bytes=settings.responses_store_bytes,
-            keep_attribution=settings.keep_attribution,
             page=settings.page,
             otel_endpoint=settings.collector,
             tool_call_parser=tool_call_parser,

@@ -46,8 +46,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     `api_key_file` is the file of the API keys that clients must send (`nodes/api_keys/`), "": none are asked for.
     With `control`, admin keys may have the mesh changed: its caches flushed, its memory released.
     Without `page` there is no page at `/`, and no events for it.
-    `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default. With
-    `keep_attribution` the line that Claude Code writes about itself, another in each conversation, stays in prompts.
+    `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default.
     Clients without a key are told apart by their address, under a hash with `client_salt`, which all gateways of a mesh
     have in common; from `trusted_proxies` (addresses, networks) the address is that which `X-Forwarded-For` names.
     `/health/generate` waits `health_timeout_s` for its token, and who has memory released or resumed `memory_timeout_s`
@@ -85,7 +84,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_of: LogprobsOf = "raw"
     responses_file: str = ""
     responses_store_bytes: int = 0
-    keep_attribution: bool = False
     tool_call_parser: str = ""
     reasoning_parser: str = ""
 

@@ -143,11 +143,6 @@ def test_gateways_have_a_page_unless_it_is_switched_off():
     assert not configs(planned(page=False), "gateway")[0].page
 
 
-def test_gateways_know_whether_to_keep_attribution():
-    assert not configs(planned(), "gateway")[0].keep_attribution
-    assert configs(planned(keep_attribution=True), "gateway")[0].keep_attribution
-
-
 def test_only_what_differs_from_the_defaults_is_written():
     gateway = next(launch for launch in planned().actors if launch.role == "gateway")
     written = {"model_name", "model", "context_length", "context", "vocab_size", "request_log_folder", "client_salt"}

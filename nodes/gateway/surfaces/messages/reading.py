@@ -26,9 +26,8 @@ class ReadBody(NamedTuple):
 class MessagesReader:
     """Decodes one of the two kinds of bodies."""
 
-    def __init__(self, body_type: type[CountTokensBody], *, keep_attribution: bool) -> None:
+    def __init__(self, body_type: type[CountTokensBody]) -> None:
         self._reader = BodyReader(body_type, ignored=ACCEPTED, neutral=REFUSED)
-        self._keep_attribution = keep_attribution
 
     def read(self, data: bytes) -> ReadBody:
         """Raises BadRequest, naming the field of the body."""
@@ -37,7 +36,7 @@ class MessagesReader:
         except BadRequest as error:
             _explain_block(error)
             raise
-        translated = chat_of(decoded.body, keep_attribution=self._keep_attribution)
+        translated = chat_of(decoded.body)
         skipped = [f"tools.type:{kind[:64]}" for kind in dict.fromkeys(translated.skipped_tools)]
         chat = msgspec.json.encode(translated.chat)
         return ReadBody(decoded.body, chat, translated, decoded.unknown_fields + skipped)

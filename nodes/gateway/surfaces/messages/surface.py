@@ -30,8 +30,8 @@ from nodes.gateway.surfaces.messages.types import (
 from nodes.gateway.surfaces.messages.writer import PING, MessageEvents
 from nodes.protocol import Prepare
 
-_BODIES: Final = {keeps: MessagesReader(MessagesBody, keep_attribution=keeps) for keeps in (False, True)}
-_COUNTED: Final = {keeps: MessagesReader(CountTokensBody, keep_attribution=keeps) for keeps in (False, True)}
+_BODIES: Final = MessagesReader(MessagesBody)
+_COUNTED: Final = MessagesReader(CountTokensBody)
 
 
 class _Own(NamedTuple):
@@ -60,7 +60,7 @@ class MessagesSurface(Surface):
 
     @override
     def read(self, validator: Validator, data: bytes, request_id: str) -> Job:
-        found = _BODIES[validator.config.keep_attribution].read(data)
+        found = _BODIES.read(data)
         job, body = _chat(validator, found, request_id), found.body
         assert isinstance(body, MessagesBody)
         return job._replace(
@@ -72,7 +72,7 @@ class MessagesSurface(Surface):
 
     def counted(self, validator: Validator, data: bytes, request_id: str) -> tuple[Prepare, list[str]]:
         """What to ask a tokenizer to count the tokens of a prompt, and the unknown fields. Raises `BadRequest`."""
-        found = _COUNTED[validator.config.keep_attribution].read(data)
+        found = _COUNTED.read(data)
         prepare = _chat(validator, found, request_id).prepare
         return replace(prepare, asks=[], words=[], checks=[], route=False), found.unknown_fields
 

@@ -52,13 +52,11 @@ class Translated(NamedTuple):
         return made_from[int(found[2])] + (param[found.end() :] if found[1] == "tools" else "")
 
 
-def chat_of(body: CountTokensBody, *, keep_attribution: bool) -> Translated:
+def chat_of(body: CountTokensBody) -> Translated:
     """Raises BadRequest, naming the field of `body`."""
     offered, skipped = _tools(body.tools or ())
     loaded = _loaded_late([tool for _, tool in offered], skipped, body.tool_choice)
-    messages, messages_from = chat_messages(
-        body.system, body.messages, keep_attribution=keep_attribution, loaded=loaded
-    )
+    messages, messages_from = chat_messages(body.system, body.messages, loaded=loaded)
     chat: dict[str, Any] = {"messages": messages}
     if body.model is not None:
         chat["model"] = body.model

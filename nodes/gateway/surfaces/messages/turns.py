@@ -44,19 +44,16 @@ Message = dict[str, Any]
 NOTHING_LOADED: Final[Mapping[str, str]] = {}
 
 
-def system_text(system: str | Sequence[TextBlock | TextPart] | None, *, keep_attribution: bool) -> str:
-    """Instructions as one text, a line or more for each block that has any."""
+def system_text(system: str | Sequence[TextBlock | TextPart] | None) -> str:
+    """Instructions as one text, a line or more for each block that has any, without `_ATTRIBUTION`."""
     texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
-    if not keep_attribution:
-        texts = [_ATTRIBUTION.sub("", text) for text in texts]
-    return "\n".join(text for text in texts if text)
+    return "\n".join(rest for text in texts if (rest := _ATTRIBUTION.sub("", text)))
 
 
 def chat_messages(
     system: str | Sequence[TextPart] | None,
     turns: Sequence[MessageParam],
     *,
-    keep_attribution: bool,
     loaded: Mapping[str, str],
 ) -> tuple[list[Message], list[str]]:
     """Messages, and for each the field that it was made from. Raises BadRequest, naming the block.
@@ -64,7 +61,7 @@ def chat_messages(
     `loaded`: by the names of tools, what a result that refers to one says in its place.
     """
     conversation = _Conversation(loaded)
-    conversation.system(system_text(system, keep_attribution=keep_attribution), "system")
+    conversation.system(system_text(system), "system")
     for number, turn in enumerate(turns):
         where = f"messages.{number}"
         _check_blocks(turn, where)
@@ -76,7 +73,7 @@ def chat_messages(
                 conversation.assistant(blocks, where, is_last=number == len(turns) - 1)
             case "system":
                 texts = [block for block in blocks if isinstance(block, TextBlock)]
-                conversation.system(system_text(texts, keep_attribution=keep_attribution), where)
+                conversation.system(system_text(texts), where)
     return conversation.ended()
 
 

@@ -11,8 +11,7 @@ from nodes.gateway.surfaces.messages.reading import MessagesReader, ReadBody
 from nodes.gateway.surfaces.messages.translation import hides_thinking
 from nodes.gateway.surfaces.messages.types import MessagesBody
 
-READER = MessagesReader(MessagesBody, keep_attribution=False)
-KEEPER = MessagesReader(MessagesBody, keep_attribution=True)
+READER = MessagesReader(MessagesBody)
 ATTRIBUTION = "x-anthropic-billing-header: cc_version=2.1.154.3f1; cc_entrypoint=cli; cch=fa690;"
 WEATHER = {
     "name": "weather",
@@ -46,8 +45,8 @@ def result(call_id: str, content: Any = None, **fields: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": call_id, **given, **fields}
 
 
-def read(*messages: Any, reader: MessagesReader = READER, **fields: Any) -> ReadBody:
-    return reader.read(json.dumps({"max_tokens": 8, "messages": messages or [user("hi")]} | fields).encode())
+def read(*messages: Any, **fields: Any) -> ReadBody:
+    return READER.read(json.dumps({"max_tokens": 8, "messages": messages or [user("hi")]} | fields).encode())
 
 
 def chat(*messages: Any, **fields: Any) -> dict[str, Any]:
@@ -86,11 +85,6 @@ def test_system(system: Any, text: str) -> None:
 def test_system_of_nothing_but_attribution_is_none() -> None:
     assert chat(system=[said(ATTRIBUTION)])["messages"] == [user("hi")]
     assert chat(system="")["messages"] == [user("hi")]
-
-
-def test_attribution_can_be_kept() -> None:
-    [system, _] = chat(system=[said(ATTRIBUTION), said("Be brief.")], reader=KEEPER)["messages"]
-    assert system["content"] == f"{ATTRIBUTION}\nBe brief."
 
 
 def test_system_within_a_conversation_stays_where_it_is() -> None:
