@@ -108,7 +108,7 @@ class SchedulerActor(Actor):
             self._config, address, handle, found.cache, os.urandom(8).hex(), found.recovered
         )
         self.ctx.metrics.begin("mesh_scheduler_page_entries_refused_total", reason=("torn", "contradictory"))
-        core.outbox.note, core.outbox.step = self.ctx.trace.note, self.ctx.trace.step
+        core.books.outbox.note, core.books.outbox.step = self.ctx.trace.note, self.ctx.trace.step
         self._driver = CoreDriver(
             self,
             "scheduler",
@@ -257,7 +257,7 @@ class SchedulerActor(Actor):
     def totals(self) -> dict[str, float]:
         if self.core is None:
             return {}
-        results, cache = self.core.results, self.core.cache
+        results, cache = self.core.results, self.core.books.cache
         return {
             "mesh_scheduler_prefix_query_tokens": float(cache.num_query_tokens),
             "mesh_scheduler_prefix_hit_tokens": float(cache.num_hit_tokens),
@@ -327,7 +327,7 @@ class SchedulerActor(Actor):
             return
         self._driver.feed(Wake())
         self._timer.arm()
-        if core.handlers.is_draining and core.is_drained and not core.attempts.num_finished:
+        if core.handlers.is_draining and core.is_drained and not core.books.attempts.num_finished:
             self._drained.set()
 
     def _perform(self, command: Command) -> None:

@@ -8,10 +8,8 @@ publications would leave this scheduler time for nothing else. Pure; owned by th
 from collections.abc import Callable
 from typing import Final
 
-from kvstore.cache.prefix_cache import PrefixCache
-from mesh.runtime.deadlines import Deadlines
 from nodes.roles import KV_EVENTS_TOPIC
-from nodes.scheduler.events import Outbox
+from nodes.scheduler.books import Books
 
 NEWS: Final = "cache_news"
 GATHER_S: Final = 0.05
@@ -25,12 +23,9 @@ RESTATE_PAUSE_S: Final = 5.0
 class CacheNews:
     """Publishes what the cache's event log has gathered; calls `restated` when it begins to state everything again."""
 
-    def __init__(
-        self, cache: PrefixCache, outbox: Outbox, deadlines: Deadlines, restated: Callable[[float], None]
-    ) -> None:
-        self._events = cache.events
-        self._outbox = outbox
-        self._deadlines = deadlines
+    def __init__(self, books: Books, restated: Callable[[float], None]) -> None:
+        self._books = books
+        self._events = books.cache.events
         self._restated = restated
         self._not_before = float("-inf")
         self._is_disk_new = False
@@ -39,18 +34,18 @@ class CacheNews:
     def gather(self, now: float) -> None:
         """See to it that what has changed is published soon."""
         if self._events.has_news:
-            self._deadlines.set_default((NEWS, ""), now + GATHER_S)
+            self._books.deadlines.set_default((NEWS, ""), now + GATHER_S)
 
     def publish(self) -> None:
         while (events := self._events.drain_message()) is not None:
-            self._outbox.publish(KV_EVENTS_TOPIC, events)
+            self._books.outbox.publish(KV_EVENTS_TOPIC, events)
 
     def restate(self, topic: str, now: float) -> None:
         """A follower of `topic` starts from nothing: state the whole cache again, now or after the pause."""
         if topic != KV_EVENTS_TOPIC:
             return  # each load report is complete by itself
         if now < self._not_before:
-            self._deadlines.set_default((RESTATE, topic), self._not_before)
+            self._books.deadlines.set_default((RESTATE, topic), self._not_before)
             return
         self._not_before = now + RESTATE_PAUSE_S
         self.num_restated += 1

@@ -7,14 +7,13 @@ part as it comes. The news is soft: what the disk gives up later is asked for th
 by the core.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 from kvstore.protocol import CacheEvents, ListStoredPages, PagesOnDisk, StoredPagesListed
 from nodes.roles import KV_EVENTS_TOPIC
-from nodes.scheduler.asks import ASK_TIMEOUT_S, PersistentAsks
-from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Outbox, Tag
+from nodes.scheduler.asks import ASK_TIMEOUT_S
+from nodes.scheduler.books import Books
+from nodes.scheduler.events import Tag
 
 LIST: Final = "list_stored"
 _RETRY_S: Final = 2.0
@@ -24,43 +23,38 @@ _GIVE_UP_S: Final = 120.0
 
 
 class DiskNews:
-    """Lists what is on disk for followers; `numerics` are those of the worker now, whose pages alone are good here."""
+    """Lists what is on disk for followers: pages of the worker's numerics now, which alone are good here."""
 
-    def __init__(
-        self, config: SchedulerConfig, outbox: Outbox, asks: PersistentAsks, numerics: Callable[[], str]
-    ) -> None:
-        self._config = config
-        self._outbox = outbox
-        self._asks = asks
-        self._numerics = numerics
+    def __init__(self, books: Books) -> None:
+        self._books = books
         self._last: Tag = (LIST, "0")
         self._until = 0.0
 
     def begin(self, now: float) -> None:
         """List everything, anew if a list is under way; nothing without a disk, or before there is a worker."""
-        self._asks.stop(self._last)
-        if self._config.stores and self._numerics():
+        self._books.asks.stop(self._last)
+        if self._books.config.stores and self._books.numerics:
             self._until = now + _GIVE_UP_S
             self._ask(0, -1)
 
     def on_listed(self, tag: Tag, message: StoredPagesListed) -> None:
         """The agent has answered: publish that part and ask for the next one."""
         # A late answer of a list that was begun again, whose next part is another one's.
-        if not self._asks.answered(tag):
+        if not self._books.asks.answered(tag):
             return
         if message.hashes:
-            told = PagesOnDisk(group=self._config.group, hashes=message.hashes)
-            self._outbox.publish(KV_EVENTS_TOPIC, CacheEvents(events=[told]))
+            told = PagesOnDisk(group=self._books.config.group, hashes=message.hashes)
+            self._books.outbox.publish(KV_EVENTS_TOPIC, CacheEvents(events=[told]))
         if message.next_slot > 0:
             self._ask(message.next_slot, message.used_after)
 
     def _ask(self, first_slot: int, used_after: int) -> None:
         # Numbered, so that each answer is known for its own ask's.
         self._last = (LIST, str(int(self._last[1]) + 1))
-        config = self._config
+        config = self._books.config
         message = ListStoredPages(
-            group=config.group, numerics=self._numerics(), first_slot=first_slot, used_after=used_after
+            group=config.group, numerics=self._books.numerics, first_slot=first_slot, used_after=used_after
         )
-        self._asks.start(
+        self._books.asks.start(
             self._last, config.agent, message, timeout_s=ASK_TIMEOUT_S, retry_s=_RETRY_S, give_up_at=self._until
         )

@@ -10,7 +10,7 @@ A few numbers for each prompt until then, and a run or two after it. Read by `me
 by `handoff/restore.py` and `queue/admission.py`, where all of it is decided.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kvstore.protocol import BEHIND_A_GAP, NEVER_STORED, OTHER_NUMERICS, MissedPages
@@ -141,12 +141,11 @@ class Fate:
 
 
 class Fates:
-    """Of the last sequences of one scheduler. `is_mixed`: whether it stores nothing, as groups compute unlike."""
+    """Of the last sequences of one scheduler."""
 
-    def __init__(self, scheduler: str, page_size: int, is_mixed: Callable[[], bool]) -> None:
+    def __init__(self, scheduler: str, page_size: int) -> None:
         self._scheduler = scheduler
         self._page_size = page_size
-        self.is_mixed = is_mixed
         self._fates: dict[tuple[str, int, bool], Fate] = {}
 
     def begin(self, request_id: str, attempt: int, *, is_order: bool) -> Fate:

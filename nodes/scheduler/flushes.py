@@ -9,11 +9,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kvstore.cache.allocator import PageState
-from kvstore.cache.prefix_cache import PrefixCache
-from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import CacheFlushed
 from nodes.protocol.control import BUSY
-from nodes.scheduler.events import Outbox
+from nodes.scheduler.books import Books
 
 FLUSH: Final = "flush"
 PATIENCE_S: Final = 1.0
@@ -26,17 +24,8 @@ class Flushes:
     `hurry` sends what else would wait for company, so that no other scheduler is kept busy by this one.
     """
 
-    def __init__(
-        self,
-        cache: PrefixCache,
-        outbox: Outbox,
-        deadlines: Deadlines,
-        is_idle: Callable[[], bool],
-        hurry: Callable[[], None],
-    ) -> None:
-        self._cache = cache
-        self._outbox = outbox
-        self._deadlines = deadlines
+    def __init__(self, books: Books, is_idle: Callable[[], bool], hurry: Callable[[], None]) -> None:
+        self._books = books
         self._is_idle = is_idle
         self._hurry = hurry
         self._waiting: list[tuple[Any, float]] = []
@@ -44,7 +33,7 @@ class Flushes:
     def ask(self, call: Any, now: float) -> None:
         self._hurry()
         self._waiting.append((call, now + PATIENCE_S))
-        self._deadlines.set_default((FLUSH, ""), now + PATIENCE_S)
+        self._books.deadlines.set_default((FLUSH, ""), now + PATIENCE_S)
         self.settle(now)
 
     def settle(self, now: float) -> None:
@@ -54,14 +43,14 @@ class Flushes:
         is_idle, left = self._is_idle(), list[tuple[Any, float]]()
         for call, until in self._waiting:
             if is_idle:
-                num_pages = self._cache.num_pages_in(PageState.CACHED)
-                self._cache.reset()
-                self._outbox.reply(call, CacheFlushed(num_pages=num_pages))
+                num_pages = self._books.cache.num_pages_in(PageState.CACHED)
+                self._books.cache.reset()
+                self._books.outbox.reply(call, CacheFlushed(num_pages=num_pages))
             elif now >= until:
-                self._outbox.refuse(call, BUSY, "requests are under way here", retryable=True)
+                self._books.outbox.refuse(call, BUSY, "requests are under way here", retryable=True)
             else:
                 left.append((call, until))
         self._waiting = left
-        self._deadlines.clear((FLUSH, ""))
+        self._books.deadlines.clear((FLUSH, ""))
         if left:
-            self._deadlines.set((FLUSH, ""), left[0][1])
+            self._books.deadlines.set((FLUSH, ""), left[0][1])

@@ -7,9 +7,8 @@ makes no difference here whether a pass found them or a move of the allocator. P
 
 from typing import TYPE_CHECKING, Final
 
-from kvstore.cache.prefix_cache import PrefixCache
-from mesh.runtime.deadlines import Deadlines
-from nodes.scheduler.events import Outbox, PagesDamaged
+from nodes.scheduler.books import Books
+from nodes.scheduler.events import PagesDamaged
 
 if TYPE_CHECKING:
     from kvstore.cache.allocator import Slices, Violation
@@ -27,10 +26,8 @@ MAX_TOLD: Final = 8
 class IdleCheck:
     """`num_found` disagreements have been told of. `interrupt` at each event, `look` at the end of each wake."""
 
-    def __init__(self, cache: PrefixCache, outbox: Outbox, deadlines: Deadlines) -> None:
-        self._cache = cache
-        self._outbox = outbox
-        self._deadlines = deadlines
+    def __init__(self, books: Books) -> None:
+        self._books = books
         self._slices: Slices[list[Violation]] | None = None
         self._is_over = False
         # A pass waits to begin, or has begun.
@@ -40,7 +37,7 @@ class IdleCheck:
     def interrupt(self) -> None:
         if self._is_due or self._is_over:
             self._slices, self._is_over, self._is_due = None, False, False
-            self._deadlines.clear((CHECK, ""))
+            self._books.deadlines.clear((CHECK, ""))
 
     def look(self, *, is_idle: bool, now: float) -> None:
         """Begin when nothing has happened for `IDLE_S`, if nothing does until then."""
@@ -48,24 +45,24 @@ class IdleCheck:
             self.interrupt()
         elif not self._is_over:
             self._is_due = True
-            self._deadlines.set_default((CHECK, ""), now + IDLE_S)
+            self._books.deadlines.set_default((CHECK, ""), now + IDLE_S)
 
     def on_due(self, now: float) -> None:
         if self._slices is None:
-            self._slices = self._cache.checking()
+            self._slices = self._books.cache.checking()
         # A slice yields nothing; the end of all of them is told by the default.
         self._is_over = next(self._slices, self._slices) is not None
         if self._is_over:
             self._slices = None
         else:
-            self._deadlines.set((CHECK, ""), now + SLICE_PAUSE_S)
+            self._books.deadlines.set((CHECK, ""), now + SLICE_PAUSE_S)
 
     def tell(self) -> bool:
         """Tell of pages that have been quarantined since. Whether there are any."""
-        blocks = self._cache.blocks
+        blocks = self._books.cache.blocks
         num_new = blocks.num_violations - self.num_found
         if num_new:
             self.num_found += num_new
             # The books keep the last ones only, and of those a log needs some.
-            self._outbox.add(PagesDamaged(num_new, list(blocks.violations)[-min(num_new, MAX_TOLD) :]))
+            self._books.outbox.add(PagesDamaged(num_new, list(blocks.violations)[-min(num_new, MAX_TOLD) :]))
         return bool(num_new)

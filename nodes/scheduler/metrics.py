@@ -7,13 +7,8 @@ cached, of all), prefix cache queries and hits, preemptions, prompt and generati
 from typing import Protocol
 
 from kvstore.cache.allocator import PageState
-from kvstore.cache.prefix_cache import PrefixCache
-from kvstore.cache.rebuild import RecoveredSequences
-from nodes.scheduler.asks import PersistentAsks
-from nodes.scheduler.attempts import Attempts
-from nodes.scheduler.batch.running import Running
+from nodes.scheduler.books import Books
 from nodes.scheduler.cache_news import CacheNews
-from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.results import Results
 from nodes.scheduler.handoff.decode import DecodeHandoffQueue
@@ -21,9 +16,9 @@ from nodes.scheduler.handoff.own_grants import OwnGrants
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.handoff.restore import RestoreQueue
 from nodes.scheduler.queue.admission import Admission
-from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.queue.turnover import Turnover
 from nodes.scheduler.rpc_handlers import RpcHandlers
+from nodes.scheduler.sequence import Stage
 from nodes.scheduler.storing import PagesToStore
 from nodes.scheduler.worker_link.pipeline import Pipeline
 
@@ -40,22 +35,16 @@ OWNERSHIP = (
 class Parts(Protocol):
     """The parts of the core that are read here."""
 
-    config: SchedulerConfig
-    cache: PrefixCache
-    queue: WaitingQueue
+    books: Books
     turnover: Turnover
-    running: Running
-    attempts: Attempts
     own_grants: OwnGrants
     grants: DecodeHandoffQueue
     restores: RestoreQueue
     orders: PrefillHandoffQueue
     pipeline: Pipeline
-    asks: PersistentAsks
     endings: Endings
     results: Results
     admission: Admission
-    recovered: RecoveredSequences
     handlers: RpcHandlers
     news: CacheNews
     storing: PagesToStore
@@ -63,26 +52,27 @@ class Parts(Protocol):
 
 def gauges(core: Parts) -> dict[str, float]:
     """Figures of this moment; names that end in `_total` only rise."""
-    cache, pipeline, grants, orders = core.cache, core.pipeline, core.grants, core.orders
+    books, pipeline, grants, orders = core.books, core.pipeline, core.grants, core.orders
+    cache = books.cache
     figures: dict[str, float] = {
         f'mesh_scheduler_pages{{state="{state.name.lower()}"}}': cache.num_pages_in(state) for state in OWNERSHIP
     }
     used = cache.num_pages - cache.num_available()
     figures |= {
-        "mesh_scheduler_num_running": len(core.running),
-        "mesh_scheduler_num_waiting": len(core.queue),
-        "mesh_scheduler_num_handoffs": len(grants),
+        "mesh_scheduler_num_running": len(books.running),
+        "mesh_scheduler_num_waiting": len(books.queue),
+        "mesh_scheduler_num_handoffs": len(books.lent(Stage.HANDOFF)),
         "mesh_scheduler_lacks_pages": core.admission.lacks_pages,
-        "mesh_scheduler_num_recovered": len(core.recovered),
-        "mesh_scheduler_num_leaving": core.running.num_leaving,
+        "mesh_scheduler_num_recovered": len(books.recovered),
+        "mesh_scheduler_num_leaving": books.running.num_leaving,
         "mesh_scheduler_num_orders": len(orders),
         "mesh_scheduler_num_grants_closing": core.own_grants.num_closing,
-        "mesh_scheduler_num_finished_kept": core.attempts.num_finished,
+        "mesh_scheduler_num_finished_kept": books.attempts.num_finished,
         "mesh_scheduler_steps_in_flight": pipeline.num_inflight,
         "mesh_scheduler_worker_adopted": pipeline.adopted is not None,
         "mesh_scheduler_num_pages": cache.num_pages,
         "mesh_scheduler_kv_usage_ratio": used / cache.num_pages,
-        "mesh_scheduler_load_tokens": used * cache.page_size + core.queue.num_tokens(),
+        "mesh_scheduler_load_tokens": used * cache.page_size + books.queue.num_tokens(),
         "mesh_scheduler_steps_total": pipeline.last_step,
         "mesh_scheduler_workers_fenced_total": pipeline.num_fenced,
         "mesh_scheduler_step_mismatches_total": pipeline.num_mismatches,
@@ -103,8 +93,8 @@ def gauges(core: Parts) -> dict[str, float]:
         'mesh_scheduler_handoffs_total{outcome="failed"}': grants.num_failed,
         'mesh_scheduler_orders_total{outcome="done"}': orders.num_done,
         'mesh_scheduler_orders_total{outcome="failed"}': orders.num_failed,
-        "mesh_preemptions_total": core.running.num_preemptions,
-        "mesh_scheduler_clients": core.queue.shares.num_active,
+        "mesh_preemptions_total": books.running.num_preemptions,
+        "mesh_scheduler_clients": books.queue.shares.num_active,
         "mesh_scheduler_put_back_total": core.turnover.num_put_back,
         "mesh_scheduler_over_share_total": core.handlers.num_over_share,
         "mesh_recomputed_tokens_total": core.admission.num_recomputed_tokens + pipeline.num_recomputed_tokens,
@@ -120,21 +110,20 @@ def gauges(core: Parts) -> dict[str, float]:
 
 def leaks(core: Parts) -> list[str]:
     """What is held although nothing runs; empty if all is well. Linear in the pool, so not for every step."""
-    cache = core.cache
+    books, cache = core.books, core.books.cache
     counts = {
-        "running sequences": len(core.running),
-        "leaving sequences": core.running.num_leaving,
-        "waiting sequences": len(core.queue),
-        "clients": core.queue.shares.num_active,
-        "handoffs": len(core.grants),
-        "restores": len(core.restores),
+        "running sequences": len(books.running),
+        "leaving sequences": books.running.num_leaving,
+        "waiting sequences": len(books.queue),
+        "clients": books.queue.shares.num_active,
+        "loans": len(books.loans),
         "grants being closed": core.own_grants.num_closing,
         "orders": len(core.orders),
-        "slots of the worker's table": core.running.slots.num_taken,
+        "slots of the worker's table": books.running.slots.num_taken,
         "steps in flight": core.pipeline.num_inflight,
-        "attempts neither running nor finished": len(core.attempts) - core.attempts.num_finished,
-        "asks without an answer": len(core.asks) + core.grants.num_cancelling,
-        "recovered": len(core.recovered),
+        "attempts neither running nor finished": len(books.attempts) - books.attempts.num_finished,
+        "asks without an answer": len(books.asks) + core.grants.num_cancelling,
+        "recovered": len(books.recovered),
         "page handles": cache.num_sequences,
     }
     counts |= {f"{state.name.lower()} pages": cache.num_pages_in(state) for state in OWNERSHIP[2:]}

@@ -7,7 +7,6 @@ core.
 
 from collections.abc import Sequence as Items
 
-from kvstore.cache.prefix_cache import PrefixCache
 from mesh.address import Address
 from mesh.errors import NOT_SERVED
 from mesh.runtime.effects import Asked
@@ -34,15 +33,13 @@ from nodes.protocol import (
 )
 from nodes.protocol.attempts import OVER_SHARE, UNSUPPORTED_ASK
 from nodes.request import MAX_ASK_BYTES, MAX_ASKS, VECTOR_KINDS, VECTORS, AttemptRef, RequestSpec, Sampling
-from nodes.scheduler.attempts import Attempts, Standing
-from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Outbox
+from nodes.scheduler.attempts import Standing
+from nodes.scheduler.books import Books
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.flushes import Flushes
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.handoff.restore import RestoreQueue
-from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.worker_link.worker_deaths import WorkerDeaths
 from nodes.trace_notes import Noted
@@ -56,36 +53,24 @@ class RpcHandlers:
 
     def __init__(
         self,
-        config: SchedulerConfig,
-        cache: PrefixCache,
-        queue: WaitingQueue,
-        attempts: Attempts,
+        books: Books,
         orders: PrefillHandoffQueue,
         restores: RestoreQueue,
         streams: Streams,
         endings: Endings,
         deaths: WorkerDeaths,
-        outbox: Outbox,
         flushes: Flushes,
     ) -> None:
-        self._config = config
-        self._cache = cache
-        self._queue = queue
-        self._attempts = attempts
+        self._books = books
         self._orders = orders
         self._restores = restores
         self._streams = streams
         self._endings = endings
         self._deaths = deaths
-        self._outbox = outbox
         self._flushes = flushes
         self._num_rows = 0
         self.is_draining = False
         self.is_worker_drained = False
-        # Of the worker's model; 0 while not known.
-        self.vocab_size = 0
-        # What the worker can do for a draw; None while not known: a row that it cannot draw then fails by itself.
-        self.asks: frozenset[str] | None = None
         self.num_prompt_tokens = 0
         # Requests refused so that another client's could wait.
         self.num_over_share = 0
@@ -100,27 +85,25 @@ class RpcHandlers:
                 self._on_orders(event, event.message, now)
             case CancelPrefill():
                 for grant_id in event.message.grant_ids:
-                    sequence = self._orders.cancel(grant_id)
-                    if sequence is not None:
-                        self._endings.leave(sequence, now)
-                self._outbox.reply(event.call, PrefillCancelled(grant_ids=event.message.grant_ids))
+                    self._orders.cancel(grant_id, now)
+                self._books.outbox.reply(event.call, PrefillCancelled(grant_ids=event.message.grant_ids))
             case FindFates():
                 fates = self._restores.fates.find(event.message.request_ids)
-                self._outbox.reply(event.call, FatesFound(fates=fates))
+                self._books.outbox.reply(event.call, FatesFound(fates=fates))
             case FlushCache():
                 self._flushes.ask(event.call, now)
             case _:
                 kind = type(event.message).__name__
-                self._outbox.refuse(event.call, NOT_SERVED, f"a scheduler does not answer {kind}")
+                self._books.outbox.refuse(event.call, NOT_SERVED, f"a scheduler does not answer {kind}")
 
     def on_resend(self, sender: Address, message: Resend, now: float) -> None:
         """Send tokens again: to a detokenizer those that it lacks, for a gateway by opening the stream again."""
         for gap in message.streams:
-            sequence = self._attempts.find(gap.request_id, gap.attempt)
+            sequence = self._books.attempts.find(gap.request_id, gap.attempt)
             if sequence is None:
-                self._outbox.tell(sender.actor_id, _unknown(gap.request_id, gap.attempt))
+                self._books.outbox.tell(sender.actor_id, _unknown(gap.request_id, gap.attempt))
                 continue
-            self._attempts.renew(sequence, now)
+            self._books.attempts.renew(sequence, now)
             if sequence.is_vector:
                 # It has no stream to be opened again: the vector is the whole answer, and was lost.
                 self._streams.tell_vector(sequence)
@@ -137,14 +120,14 @@ class RpcHandlers:
             elif message.detokenizer:
                 self._streams.redirect(sequence, message.detokenizer)
         for stream in message.streams_unknown:
-            sequence = self._attempts.by_stream(stream)
+            sequence = self._books.attempts.by_stream(stream)
             if sequence is not None and sequence.detokenizer == sender.actor_id:
-                self._attempts.renew(sequence, now)
+                self._books.attempts.renew(sequence, now)
                 self._streams.reopen(sequence, sequence.num_prior_outputs)
 
     def on_stop(self, message: StopAt, now: float) -> None:
         for ref in message.attempts:
-            sequence = self._attempts.find(ref.request_id, ref.attempt)
+            sequence = self._books.attempts.find(ref.request_id, ref.attempt)
             if sequence is not None:
                 self._endings.stop(sequence, now)
 
@@ -170,10 +153,10 @@ class RpcHandlers:
                         param=param,
                     )
                 )
-        self._outbox.reply(event.call, AttemptsSubmitted(held=held, refused=refused))
+        self._books.outbox.reply(event.call, AttemptsSubmitted(held=held, refused=refused))
 
     def _submit(self, sender: Address, submit: Submit, now: float) -> Problem | None:
-        standing = self._attempts.standing(submit)
+        standing = self._books.attempts.standing(submit)
         if standing is Standing.KNOWN:
             # The answer was lost. Only accept it again: a second sequence would draw the same tokens twice.
             return None
@@ -187,9 +170,9 @@ class RpcHandlers:
             return "draining", f"no worker group can take this request now: {self._what_drains}", True, None
         if problem is not None:
             return problem
-        if len(self._queue) >= self._config.max_waiting and (problem := self._make_place(submit.spec, now)):
+        if len(self._books.queue) >= self._books.config.max_waiting and (problem := self._make_place(submit.spec, now)):
             return problem
-        older = self._attempts.up_to(submit.request_id, submit.attempt)
+        older = self._books.attempts.up_to(submit.request_id, submit.attempt)
         # The gateway has given the older attempt up, or it would not submit a higher number.
         if older is not None:
             self._endings.cancel(older, now)
@@ -198,14 +181,14 @@ class RpcHandlers:
 
     def _make_place(self, spec: RequestSpec, now: float) -> Problem | None:
         """The queue is full: the newest of whoever has most in it is refused, or, as returned, this one."""
-        most, num_own = self._config.max_waiting, self._queue.num_waiting_of(spec.client)
-        if not num_own < len(self._queue):
+        most, num_own = self._books.config.max_waiting, self._books.queue.num_waiting_of(spec.client)
+        if not num_own < len(self._books.queue):
             return "overloaded", f"{most} requests are already waiting; try again later or elsewhere", True, None
-        newest = self._queue.newest_of_heaviest(spec.client, spec.weight)
+        newest = self._books.queue.newest_of_heaviest(spec.client, spec.weight)
         self.num_over_share += 1
         if newest is None:
             return OVER_SHARE, _over_share(most, num_own), True, None
-        num = self._queue.num_waiting_of(newest.spec.client)
+        num = self._books.queue.num_waiting_of(newest.spec.client)
         self._endings.fail(newest, OVER_SHARE, _over_share(most, num), True, now)
         return None
 
@@ -213,29 +196,29 @@ class RpcHandlers:
         # If another actor submits for the gateway, its epoch is not known: the loss of any incarnation counts.
         gateway = sender if sender.actor_id == submit.gateway else Address(submit.gateway, 0)
         sequence = Sequence.from_submit(
-            self._next_row(), submit, gateway, self._config.eos_token_ids, self._config.context_length, now
+            self._next_row(), submit, gateway, self._books.config.eos_token_ids, self._books.config.context_length, now
         )
-        sequence.is_private = self._config.is_encoder
-        self._attempts.add(sequence)
-        self._outbox.note(Noted.ARRIVED, sequence.request_id, sequence.attempt, sequence.num_tokens)
+        sequence.is_private = self._books.config.is_encoder
+        self._books.attempts.add(sequence)
+        self._books.outbox.note(Noted.ARRIVED, sequence.request_id, sequence.attempt, sequence.num_tokens)
         self.num_prompt_tokens += sequence.num_prompt_tokens
         # A retry that brings all its tokens, only the finish having been lost: nothing is left to compute. A vector's
         # prompt is all that it may ever have, and is yet to be computed.
         if sequence.num_tokens >= sequence.max_length and not sequence.is_vector:
             self._endings.finish(sequence, "length", now)
         else:
-            self._queue.add(sequence)
+            self._books.queue.add(sequence)
             self._deaths.arrived(sequence)
             self._restores.look(sequence, now)
 
     def _on_cancel(self, event: Asked, message: CancelAttempts, now: float) -> None:
         for ref in message.attempts:
-            sequence = self._attempts.up_to(ref.request_id, ref.attempt)
+            sequence = self._books.attempts.up_to(ref.request_id, ref.attempt)
             if sequence is not None:
                 self._endings.cancel(sequence, now)
             # Even if it is not known: its submission may arrive after this.
-            self._attempts.remember(ref.request_id, ref.attempt)
-        self._outbox.reply(event.call, AttemptsCancelled(attempts=message.attempts))
+            self._books.attempts.remember(ref.request_id, ref.attempt)
+        self._books.outbox.reply(event.call, AttemptsCancelled(attempts=message.attempts))
 
     def _on_orders(self, event: Asked, message: OrderPrefills, now: float) -> None:
         accepted: list[str] = []
@@ -246,7 +229,7 @@ class RpcHandlers:
                 accepted.append(order.grant_id)
             else:
                 refused.append(PrefillRefused(grant_id=order.grant_id, code=refusal))
-        self._outbox.reply(event.call, PrefillsOrdered(accepted=accepted, refused=refused))
+        self._books.outbox.reply(event.call, PrefillsOrdered(accepted=accepted, refused=refused))
 
     def _order(self, sender: Address, message: PrefillOrder, now: float) -> str | None:
         """Take an order, or renew it; the error code if it is refused."""
@@ -263,7 +246,7 @@ class RpcHandlers:
             return refusal
         sequence = Sequence.from_order(self._next_row(), message, now)
         self._orders.accept(sender, message, sequence, now)
-        self._queue.add(sequence)
+        self._books.queue.add(sequence)
         self._deaths.arrived(sequence)
         self._restores.look(sequence, now)
         return None
@@ -276,42 +259,48 @@ class RpcHandlers:
         problem = self._problem(submit.prompt_ids, submit.output_ids, max_tokens)
         if problem := problem or self._problem_of_asks(spec.sampling):
             return problem
-        if self._config.is_encoder and not spec.is_vector:
+        if self._books.config.is_encoder and not spec.is_vector:
             return UNSUPPORTED_ASK, "the model of this group makes vectors only", False, None
-        if spec.is_vector and (spec.kind not in VECTOR_KINDS or (self.asks is not None and VECTORS not in self.asks)):
+        if spec.is_vector and (spec.kind not in VECTOR_KINDS or not self._worker_can(VECTORS)):
             return UNSUPPORTED_ASK, f"the worker of this group makes no vectors of kind {spec.kind!r}", True, None
         return None
 
     def _problem(self, prompt_ids: Items[int], output_ids: Items[int], max_tokens: int) -> Problem | None:
         """Why these tokens can never be served here; None if they can."""
         # The very last token that is drawn is never an input, so it takes no page.
-        limit = min(self._config.context_length, self._cache.num_pages * self._config.page_size + bool(max_tokens))
+        cache, context_length = self._books.cache, self._books.config.context_length
+        limit = min(context_length, cache.num_pages * cache.page_size + bool(max_tokens))
         if not prompt_ids:
             return "empty_prompt", "the prompt must have at least one token", False, "prompt"
         if len(prompt_ids) > limit - bool(max_tokens):
             return "never_fits", over_context(limit, "prompt", len(prompt_ids)), False, "prompt"
+        # Until a worker is adopted nobody knows how large the vocabulary is; below 0 is wrong for any.
+        vocab_size = 0 if self._books.worker is None else self._books.worker.vocab_size
         for ids in (prompt_ids, output_ids):
-            if ids and (min(ids) < 0 or (self.vocab_size and max(ids) >= self.vocab_size)):
-                # Until a worker is adopted nobody knows how large the vocabulary is; below 0 is wrong for any.
-                valid = f"in 0..{self.vocab_size - 1}" if self.vocab_size else "0 or more"
+            if ids and (min(ids) < 0 or (vocab_size and max(ids) >= vocab_size)):
+                valid = f"in 0..{vocab_size - 1}" if vocab_size else "0 or more"
                 return "bad_token_id", f"a token id is not {valid}", False, "prompt"
         # Output beyond the context length is cut off, since a gateway may assume a longer one; output beyond the pool
         # is refused.
-        if min(len(prompt_ids) + max_tokens, self._config.context_length) > limit:
+        if min(len(prompt_ids) + max_tokens, context_length) > limit:
             return "never_fits", over_context(limit, "prompt", len(prompt_ids), max_tokens), False, "max_tokens"
         return None
 
     def _problem_of_asks(self, sampling: Sampling) -> Problem | None:
         """Why the worker here would not draw as the request asks."""
-        asks, known = sampling.asks, self.asks
+        asks = sampling.asks
         num_bytes = sum(len(asked.value) for asked in asks)
         if len(asks) > MAX_ASKS or num_bytes > MAX_ASK_BYTES:
             what = f"{len(asks)} asks with {num_bytes} bytes"
             return "bad_asks", f"{what} are too many: at most {MAX_ASKS} with {MAX_ASK_BYTES} are taken", False, None
         for asked in asks:
-            if known is not None and asked.name not in known:
+            if not self._worker_can(asked.name):
                 return UNSUPPORTED_ASK, f"the worker of this group cannot do {asked.name!r}", True, None
         return None
+
+    def _worker_can(self, ask: str) -> bool:
+        """While it is not known, it may: a row that it cannot draw then fails by itself."""
+        return self._books.worker is None or ask in self._books.worker.asks
 
     @property
     def _what_drains(self) -> str:

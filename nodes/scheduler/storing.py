@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from kvstore.cache.block_table import BlockTable
-from kvstore.cache.prefix_cache import PrefixCache
-from kvstore.protocol import PoolHandle, StorePages
+from kvstore.protocol import StorePages
 from mesh.calls.batches import cut
 from nodes.roles import SCHEDULER
-from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Outbox, ReadyPeer
+from nodes.scheduler.books import Books
+from nodes.scheduler.events import ReadyPeer
 
 _PAGE_BYTES: Final = 64
 """Of one page on the wire: two hashes of 16 bytes, two numbers, and what is around them."""
@@ -34,10 +33,9 @@ class PagesToStore:
     sequence starts, which for one that was put back may be its own.
     """
 
-    def __init__(self, config: SchedulerConfig, pool: PoolHandle, cache: PrefixCache, outbox: Outbox) -> None:
-        self._config = config
-        self._incarnation = pool.incarnation
-        self._outbox = outbox
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        config, cache = books.config, books.cache
         self._fresh: list[_FullPage] = []
         self._seen: set[str] = set()
         self.num_told = 0
@@ -53,7 +51,7 @@ class PagesToStore:
 
     def on_members(self, ready: Mapping[str, ReadyPeer]) -> None:
         """Ready members, among them all that may prefill for this scheduler from now on."""
-        if self._config.stores:
+        if self._books.config.stores:
             self._seen.update(peer.numerics for peer in ready.values() if peer.role == SCHEDULER)
 
     def are_stored(self, pages: list[int]) -> None:
@@ -61,11 +59,11 @@ class PagesToStore:
         known = frozenset(pages)
         self._fresh = [one for one in self._fresh if one.page not in known]
 
-    def flush(self, numerics: str) -> None:
-        """Tell the agent what has gathered in this turn; `numerics` are those of the worker that computed it."""
+    def flush(self) -> None:
+        """Tell the agent what has gathered in this turn."""
         if not self._fresh:
             return
-        fresh, self._fresh = self._fresh, []
+        fresh, self._fresh, numerics = self._fresh, [], self._books.numerics
         # Now, not when they were published: a worker that came back may compute otherwise than the one before.
         self._seen.add(numerics)
         if self.is_mixed:
@@ -76,15 +74,15 @@ class PagesToStore:
         for some in cut(fresh, lambda _: _PAGE_BYTES):
             pages, generations, hashes, parents = (list(column) for column in zip(*some, strict=True))
             told = StorePages(
-                group=self._config.group,
-                incarnation=self._incarnation,
+                group=self._books.config.group,
+                incarnation=self._books.pool.incarnation,
                 numerics=numerics,
                 pages=pages,
                 generations=generations,
                 hashes=hashes,
                 parents=parents,
             )
-            self._outbox.tell(self._config.agent, told)
+            self._books.outbox.tell(self._books.config.agent, told)
 
     @property
     def is_mixed(self) -> bool:
@@ -92,7 +90,7 @@ class PagesToStore:
         return len(self._seen) > 1
 
     def gauges(self) -> dict[str, float]:
-        if not self._config.stores:
+        if not self._books.config.stores:
             return {}
         return {
             "mesh_scheduler_pages_to_store_total": self.num_told,

@@ -15,6 +15,7 @@ from nodes.asks.edits import RowEdits
 from nodes.asks.logprobs import Logprobs
 from nodes.asks.matching import _Within
 from nodes.request import Asked, RequestSpec, Sampling
+from nodes.scheduler.events import Announce
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.handoff.handoff import Handoff
 from nodes.scheduler.rpc_handlers import RpcHandlers
@@ -107,6 +108,12 @@ def _nothing_read(_: Sequence) -> dict[int, bytes]:
 
 
 ROUTED_ANYWHERE = (RoutingCore, "_able", lambda able, self, asks, now: able(self, (), now))
+
+
+def _of_nothing(announcement: Any, self: Pipeline, state: Any, **how: Any) -> Announce:
+    return announcement(self, state, **how)._replace(asks=())
+
+
 TAKEN_UNSEEN = (RpcHandlers, "_problem_of_asks", nothing)
 
 ASKING: dict[str, Bug] = {
@@ -126,7 +133,7 @@ ASKING: dict[str, Bug] = {
     "later attempts read nothing": bug(10, (Sequence, "from_submit", _lost_later([Logprobs.name]))),
     "later attempts ask for nothing": bug(0, (Sequence, "from_submit", _lost_later(ASK_NAMES))),
     "a prefill elsewhere does not know what is asked": bug(5, (Handoff, "order", _order_less)),
-    "nobody announces what can be asked": bug(0, (Pipeline, "announcement", meanwhile(0, "asks", lambda _: ()))),
+    "nobody announces what can be asked": bug(0, (Pipeline, "announcement", _of_nothing)),
     # A scheduler that is asked for what its worker does not know refuses, and so does its worker.
     "routes lead to workers that cannot do what is asked": bug(10, ROUTED_ANYWHERE, TAKEN_UNSEEN),
     "a worker ignores what it does not know":

@@ -19,12 +19,12 @@ from kvstore.store.source import StorePeer
 from kvstore.transfer.session import TransferSession
 from nodes.kv_agent.pools import held
 from nodes.kv_agent.stores.answers import StoreAnswers
-from nodes.scheduler.core import SchedulerCore
+from nodes.scheduler.books import Books
 from nodes.scheduler.handoff.own_grants import OwnGrants
 from nodes.scheduler.handoff.restore import RestoreQueue
 from nodes.scheduler.sequence import Stage
 from tests.simulation.disks import OTHER_NUMERICS
-from tests.simulation.planting import Bug, bug, meanwhile, nothing, returns
+from tests.simulation.planting import Bug, bug, meanwhile, returns
 
 # storing
 
@@ -86,12 +86,19 @@ def _from_the_beginning(on_found: Any, self: RestoreQueue, number: str, message:
 # until when they are written
 
 
-def _as_if_idle(take_back: Any, self: OwnGrants, grant_id: str, sequence: Any, *more: Any, idle: bool) -> None:
-    take_back(self, grant_id, sequence, *more, idle=idle or sequence.stage is Stage.RESTORE)
+def _as_if_idle(take_back: Any, self: OwnGrants, loan: Any, *, idle: bool) -> None:
+    take_back(self, loan, idle=idle or loan.sequence.stage is Stage.RESTORE)
 
 
-def _all_good(take_back: Any, self: OwnGrants, grant_id: str, sequence: Any, lent: Any, num: int, **how: Any) -> None:
-    take_back(self, grant_id, sequence, lent, len(lent.pages) if sequence.stage is Stage.RESTORE else num, **how)
+def _all_good(take_back: Any, self: OwnGrants, loan: Any, **how: Any) -> None:
+    num = len(loan.lent.pages) if loan.sequence.stage is Stage.RESTORE else loan.num_pulled
+    with patch.object(loan, "num_pulled", num):
+        take_back(self, loan, **how)
+
+
+def _stays_away(put_back: Any, self: Books, sequence: Any) -> None:
+    if sequence.stage is not Stage.RESTORE:
+        put_back(self, sequence)
 
 
 def _at_once(self: TransferSession) -> bool:
@@ -122,5 +129,5 @@ DISKS: dict[str, Bug] = {
     "what did not come from the disk is cached": bug(6, (OwnGrants, "take_back", _all_good)),
     "a grant is closed while the disk is read": bug(7, (TransferSession, "is_quiesced", property(_at_once))),
     "a pool is freed while the disk is read": bug(14, (held, "is_used", _unless_restored)),
-    "what was restored does not wait again": bug(0, (SchedulerCore, "_on_restored", nothing)),
+    "what was restored does not wait again": bug(0, (Books, "put_back", _stays_away)),
 }  # fmt: skip

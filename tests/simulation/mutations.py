@@ -43,6 +43,7 @@ from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import Announce
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.handoff.decode import DecodeHandoffQueue
+from nodes.scheduler.handoff.own_grants import OwnGrants
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.rpc_handlers import RpcHandlers
 from nodes.scheduler.sequence import Sequence
@@ -70,7 +71,7 @@ def _ignore_lost_senders(handle: Any, self: TransferSession, event: Any, now: fl
 
 LEASES_FOR_EVER = (RegistryCore, "expire", nothing)
 # A source's death ends its transfers before its pages are used for anything else, if it is heard of in time.
-SOURCES_LIVE = (TransferSession, "handle", _ignore_lost_senders), (DecodeHandoffQueue, "on_peer_lost", no_items)
+SOURCES_LIVE = (TransferSession, "handle", _ignore_lost_senders), (OwnGrants, "on_peer_lost", nothing)
 
 # what requests go through
 
@@ -218,13 +219,13 @@ def _take_unnamed_for_done(_: Any, self: BatchedAsks[Any], number: str, done: An
 
 def _refuse_together(on_submits: Any, self: RpcHandlers, event: Any, message: Any, now: float) -> None:
     on_submits(self, event, message, now)
-    reply = self._outbox.commands[-1]
+    reply = self._books.outbox.commands[-1]
     held, refused = reply.message.held, reply.message.refused
     if refused and held:
-        for sequence in filter(None, (self._attempts.find(ref.request_id, ref.attempt) for ref in held)):
+        for sequence in filter(None, (self._books.attempts.find(ref.request_id, ref.attempt) for ref in held)):
             self._endings.cancel(sequence, now)
         refused = refused + [altered(refused[0], request_id=ref.request_id, attempt=ref.attempt) for ref in held]
-        self._outbox.commands[-1] = reply._replace(message=altered(reply.message, held=[], refused=refused))
+        self._books.outbox.commands[-1] = reply._replace(message=altered(reply.message, held=[], refused=refused))
 
 
 def _gather_for_longer(flush: Any, self: GatewayService) -> None:

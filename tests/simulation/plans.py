@@ -57,7 +57,7 @@ def run_seed(seed: int) -> Counter[str]:
         send(self, steps, now)
         # Of plans alone: of single steps one waits while one runs, however long they take.
         if len(steps) > 1 and (num := self.num_inflight) * step_s > HORIZON_S + 2 * step_s:
-            late.append(f"{num} steps of {step_s} s are on their way to {self._config.worker}")
+            late.append(f"{num} steps of {step_s} s are on their way to {self._books.config.worker}")
 
     with patch.object(Pipeline, "send", watched):
         found = scenario.run_seed(seed, suite="plans", kind=PlannedMesh)

@@ -447,7 +447,7 @@ class SimulatedMesh:
         for group in self.present_groups:
             core = self.actors[f"scheduler-{group}"].core
             core.assert_idle()
-            assert core.cache.check() == []
+            assert core.books.cache.check() == []
             table = self.actors[f"scheduler-{group}"]._pool.table()
             for worker in self.worker_ids(group):
                 corrupt = list(corrupt_pages(self.actors[worker]._pool, table))

@@ -6,8 +6,8 @@ is written for speed. Pure; owned by the core.
 
 from nodes.protocol import RowError
 from nodes.protocol.steps import RowColumn
-from nodes.scheduler.batch.running import Running
 from nodes.scheduler.batch.step import Acknowledged
+from nodes.scheduler.books import Books
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.streams import Streams
 from nodes.scheduler.handoff.decode import HandoffDone, Outcome
@@ -21,11 +21,8 @@ POISONED = "poisoned_request"
 class Results:
     """Applies acknowledged steps."""
 
-    def __init__(
-        self, page_size: int, running: Running, orders: PrefillHandoffQueue, streams: Streams, endings: Endings
-    ) -> None:
-        self._page_size = page_size
-        self._running = running
+    def __init__(self, books: Books, orders: PrefillHandoffQueue, streams: Streams, endings: Endings) -> None:
+        self._books = books
         self._orders = orders
         self._streams = streams
         self._endings = endings
@@ -35,9 +32,9 @@ class Results:
         self.num_computed_tokens = 0
         self.num_vectors = 0
 
-    def acknowledge(self, acknowledged: Acknowledged, now: float) -> bool:
-        """Take in one step. True if more may be admitted now than before. `tell` has to follow."""
-        has_room = False
+    def acknowledge(self, acknowledged: Acknowledged, now: float) -> None:
+        """Take in one step. `tell` has to follow."""
+        has_room, page_size = False, self._books.config.page_size
         step, token_ids, errors, extras, prompt_extras, vectors = acknowledged
         starts, counts, draws = (step.column(column) for column in (RowColumn.START, RowColumn.COUNT, RowColumn.DRAWS))
         drawn: list[Sequence] = []
@@ -53,7 +50,7 @@ class Results:
                 end = sequence.num_computed = start + count
                 self.num_computed_tokens += count
                 if end >= sequence.commit_at:
-                    sequence.commit_full_pages(self._page_size)
+                    sequence.commit_full_pages(page_size)
                     # More of a prompt is cached, for which others may be waiting.
                     has_room |= count > 1
                 if sequence.stage is Stage.ENDED:
@@ -79,7 +76,8 @@ class Results:
                 self._pool(sequence, starts[index] + counts[index], vector, now)
         # After that: a gateway takes no output before it has what was read.
         self.draw(drawn, now)
-        return has_room
+        self._books.is_admission_due |= has_room
+        self._books.queue.shares.acknowledged()
 
     def _pool(self, sequence: Sequence, end: int, vector: bytes, now: float) -> None:
         """A row up to `end` has made the sequence's vector, or pooled some more for it."""
@@ -112,14 +110,17 @@ class Results:
         self._streams.tokens([one for one in drawn.values() if one.stage is not Stage.ENDED])
 
     def take_handoff(self, outcome: Outcome, now: float) -> None:
+        """A prefill elsewhere has ended: the sequence goes on here, or waits again."""
         sequence = outcome.sequence
+        self._books.queue.shares.acknowledged()
+        self._books.is_admission_due = True
         if isinstance(outcome, HandoffDone):
             if sequence.num_cached_tokens < 0:
                 assert sequence.kv is not None, "the sequence holds the received pages"
                 sequence.num_cached_tokens = max(sequence.kv.num_cached_tokens, outcome.num_cached_tokens)
             sequence.length += 1
             sequence.take_token(outcome.token_id, outcome.extra)
-            self._running.enter(sequence)
+            self._books.running.enter(sequence)
             self.draw([sequence], now)
             self.tell()
             return
@@ -131,36 +132,31 @@ class Results:
             self._endings.fail(sequence, POISONED, outcome.message, retryable=False, now=now)
             return
         if not outcome.complete:
-            self._endings.put_back(sequence)
+            self._books.put_back(sequence)
             return
         # Only the first token is missing: the last position is computed again for its logits.
         sequence.num_scheduled -= 1
         if sequence.num_cached_tokens < 0:
             assert sequence.kv is not None, "the sequence holds the received pages"
             sequence.num_cached_tokens = sequence.kv.num_cached_tokens
-        self._running.enter(sequence)
+        self._books.running.enter(sequence)
 
     def _progress(self, sequence: Sequence, token_id: int, extra: bytes, now: float) -> None:
         """A chunk of a prompt that another scheduler ordered; `token_id` is -1 before the last one."""
         self._orders.on_computed(sequence, now)
         if token_id >= 0:
             self.num_output_tokens += 1
-            self._running.retain(sequence)
+            self._books.running.retain(sequence)
             self._orders.on_token(sequence, token_id, extra, now)
 
     def settle(self, sequence: Sequence) -> None:
         if sequence.stage is Stage.RETAINED:
             return
-        self._running.settle(sequence)
+        self._books.running.settle(sequence)
         if sequence.stage is Stage.PREEMPTED:
-            self._endings.put_back(sequence)
+            self._books.put_back(sequence)
 
     def _on_error(self, sequence: Sequence, error: RowError, now: float) -> None:
         """A row that could not be computed ends its sequence, and nothing else."""
-        if sequence.stage is Stage.ENDED:
-            return
-        if sequence.order_id:
-            self._orders.fail(sequence.order_id, error.code, error.message, now)
-            self._endings.leave(sequence, now)
-        else:
-            self._endings.fail(sequence, error.code, error.message, error.retryable, now)
+        if sequence.stage is not Stage.ENDED:
+            self._endings.end_badly(sequence, error.code, error.message, error.retryable, now)

@@ -12,15 +12,15 @@ does not name is asked again, like one of an ask without an answer.
 Done or failed, the prefill is cancelled by an ask that is repeated until answered. A grant whose pages are all in has
 closed itself; any other is closed at the agent (`own_grants.py`). If its prefill was ordered, its pages are quarantined
 until `GrantClosed`, because until then a copy may still be under way. The first pages that are in are good, whatever
-failed later: they stay in the cache, and if all are in, only the first token is missing. Pure; owned by the core, which
-moves the sequence as the returned outcome says.
+failed later: they stay in the cache, and if all are in, only the first token is missing. Pure; owned by the core.
 """
 
+from collections.abc import Callable
+
 from kvstore.cache.block_table import ExportedPages
-from kvstore.protocol import PagesPulled, TransferFailed
+from kvstore.protocol import PagesPulled
 from mesh.address import Address
 from mesh.calls.retrier import Retrier
-from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import (
     CancelPrefill,
     OrderPrefills,
@@ -32,18 +32,16 @@ from nodes.protocol import (
     PrefillsOrdered,
 )
 from nodes.scheduler.asks import ASK_RETRY_S, ASK_TIMEOUT_S, BatchedAsks
-from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Outbox, Tag
-from nodes.scheduler.handoff.handoff import Handoff, HandoffDone, HandoffFailed, Outcome, ended
+from nodes.scheduler.books import Books
+from nodes.scheduler.events import Tag
+from nodes.scheduler.handoff.handoff import Handoff, HandoffDone, HandoffFailed, Outcome
 from nodes.scheduler.handoff.own_grants import ITEM_BYTES, SILENCE, OwnGrants
-from nodes.scheduler.rates import LearnedRate
-from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.sequence import Sequence, Stage
 from nodes.trace_notes import Noted
 
 ORDER = "order_prefill"
 CANCEL = "cancel_prefill"
 RENEW = "renew_order"
-EXPIRE = "handoff"
 COMPANY_S = 0.05
 """How long the cancel of a prefill that is done waits for others. It frees no memory for good: those pages stay cached
 there, and are only not evictable for as long."""
@@ -54,145 +52,115 @@ ORDER_RENEW_S = 2.0
 
 
 class DecodeHandoffQueue:
-    """Handoffs of one decode scheduler. `prefills` learns from them how fast prompts are computed, in tokens."""
+    """Handoffs of one decode scheduler; `ended` is called with the outcome of each, unless it was given up."""
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        own: OwnGrants,
-        outbox: Outbox,
-        deadlines: Deadlines,
-        prefills: LearnedRate,
-    ) -> None:
-        self._config = config
+    def __init__(self, books: Books, own: OwnGrants, ended: Callable[[Outcome, float], None]) -> None:
+        self._books = books
         self._own = own
-        self._outbox = outbox
-        self._deadlines = deadlines
-        self._prefills = prefills
+        self._ended = ended
         self._order_asks = BatchedAsks[PrefillOrder](
             ORDER,
-            outbox,
+            books.outbox,
             ASK_TIMEOUT_S,
             lambda orders: OrderPrefills(orders=orders),
             lambda order: ITEM_BYTES + 5 * len(order.token_ids),
         )
         # Orders of this turn, by prefill scheduler and grant.
         self._fresh_orders: dict[str, dict[str, PrefillOrder]] = {}
-        self._cancels = Retrier[str, str](deadlines, CANCEL, self._ask_to_cancel)
-        self._handoffs: dict[str, Handoff] = {}
+        self._cancels = Retrier[str, str](books.deadlines, CANCEL, self._ask_to_cancel)
         self.num_done = 0
         self.num_failed = 0
-
-    def __len__(self) -> int:
-        return len(self._handoffs)
 
     @property
     def num_cancelling(self) -> int:
         return len(self._cancels)
 
-    def sequences(self) -> list[Sequence]:
-        """Sequences whose prefill is elsewhere, oldest first."""
-        return [handoff.sequence for handoff in self._handoffs.values()]
-
     def open(self, sequence: Sequence, lent: ExportedPages, now: float) -> None:
-        timeout_s = self._config.handoff_timeout_s
-        grant_id = self._own.ask(lent, sequence.request_id, timeout_s, now)
-        handoff = self._handoffs[grant_id] = Handoff(grant_id, sequence, lent, now, now + timeout_s)
-        self._deadlines.set((EXPIRE, grant_id), handoff.deadline)
+        sequence.stage = Stage.HANDOFF
+        self._own.lend(Handoff(self, sequence, lent, now, self._books.config.handoff_timeout_s), now)
 
-    def on_open_answer(self, grant_id: str, code: str | None, now: float) -> Outcome | None:
-        """The grant is open, so that its prefill can be ordered, or will not be, because of `code`."""
-        handoff = self._handoffs.get(grant_id)
-        if handoff is None:
-            return None
-        if code is not None:
-            return self._fail(handoff, code, now)
-        assert handoff.sequence.kv is not None, "pages are lent"
+    def on_open(self, loan: Handoff, now: float) -> None:
+        """The grant is open, so that its prefill can be ordered."""
+        sequence = loan.sequence
+        assert sequence.kv is not None, "pages are lent"
         # Before the order leaves: from then on a copy may write at any moment, and pages in flight are quarantined, not
         # freed.
-        handoff.sequence.kv.mark_in_flight()
-        handoff.is_ordered = True
-        handoff.heard_at = now
-        handoff.sequence.grant_s = now - handoff.opened_at
-        self._outbox.note(Noted.GRANTED, handoff.sequence.request_id, len(handoff.lent.pages), 0)
-        self._order(handoff, now)
-        return None
+        sequence.kv.mark_in_flight()
+        loan.is_ordered = True
+        loan.heard_at = now
+        sequence.grant_s = now - loan.opened_at
+        self._books.outbox.note(Noted.GRANTED, sequence.request_id, len(loan.lent.pages), 0)
+        self._order(loan, now)
 
-    def on_ordered(self, number: str, message: PrefillsOrdered, now: float) -> list[Outcome]:
+    def on_ordered(self, number: str, message: PrefillsOrdered, now: float) -> None:
         """A prefill scheduler has answered ask `number`: it has the accepted orders, or still has them."""
         refused = {refusal.grant_id: refusal.code for refusal in message.refused}
-        answers = self._order_asks.answered(number, message.accepted, refused)
-        return ended(self._on_order_answer(grant_id, code, now) for grant_id, code in answers)
+        for grant_id, code in self._order_asks.answered(number, message.accepted, refused):
+            self._on_order_answer(grant_id, code, now)
 
-    def _on_order_answer(self, grant_id: str, code: str | None, now: float) -> Outcome | None:
-        handoff = self._handoffs.get(grant_id)
+    def _on_order_answer(self, grant_id: str, code: str | None, now: float) -> None:
+        handoff = self._find(grant_id)
         if handoff is None:
-            return None
+            return
         if code is None:
             handoff.heard_at = now
-            self._deadlines.set((RENEW, grant_id), now + ORDER_RENEW_S)
-            return None
+            self._books.deadlines.set((RENEW, grant_id), now + ORDER_RENEW_S)
         # Progress of the copy counts as a sign of life, too, so only a whole lease without either ends the handoff:
         # prefilling again costs a prompt, waiting costs at most 10 s.
-        if code not in SILENCE or now - handoff.heard_at >= self._config.lease_s:
-            return self._fail(handoff, code, now)
-        self._deadlines.set((RENEW, grant_id), now + ASK_RETRY_S)
-        return None
+        elif code not in SILENCE or now - handoff.heard_at >= self._books.config.lease_s:
+            self.fail(handoff, code, now)
+        else:
+            self._books.deadlines.set((RENEW, grant_id), now + ASK_RETRY_S)
 
-    def on_pulled(self, message: PagesPulled, now: float) -> Outcome | None:
-        handoff = self._handoffs.get(message.grant_id)
-        if handoff is None:
-            return None
-        handoff.heard_at = now
-        # Tells may be repeated and overtaken by others: neither fact is ever taken back.
-        handoff.is_pulled |= message.complete
-        handoff.num_pulled = max(handoff.num_pulled, message.num_pages)
-        self._outbox.note(Noted.PULLED, handoff.sequence.request_id, message.num_pages, message.complete)
-        return self._settle(handoff, now)
+    def on_pulled(self, loan: Handoff, message: PagesPulled, now: float) -> None:
+        loan.heard_at = now
+        self._books.outbox.note(Noted.PULLED, loan.sequence.request_id, message.num_pages, message.complete)
+        self._settle(loan, now)
 
-    def on_done(self, sender: Address, message: PrefillDone, now: float) -> Outcome | None:
+    def on_done(self, sender: Address, message: PrefillDone, now: float) -> None:
         """The prefill scheduler has drawn the first token. If the order is over here, it is cancelled again."""
-        handoff = self._handoffs.get(message.grant_id)
+        handoff = self._find(message.grant_id)
         if handoff is None:
             self._cancel_unknown(sender, message.grant_id)
-            return None
+            return
         # The first of repeats counts: `transfer_s` is how long the copy took beyond the drawing of the token.
         if handoff.done is None:
             handoff.done_at = now
-            self._outbox.note(Noted.PREFILLED, handoff.sequence.request_id, message.num_cached_tokens, 0)
+            self._books.outbox.note(Noted.PREFILLED, handoff.sequence.request_id, message.num_cached_tokens, 0)
         handoff.done = message
-        return self._settle(handoff, now)
+        self._settle(handoff, now)
 
-    def on_failed(self, sender: Address, message: PrefillFailed, now: float) -> Outcome | None:
-        handoff = self._handoffs.get(message.grant_id)
+    def on_failed(self, sender: Address, message: PrefillFailed, now: float) -> None:
+        handoff = self._find(message.grant_id)
         if handoff is None:
             self._cancel_unknown(sender, message.grant_id)
-            return None
-        return self._fail(handoff, message.code, now, message.message)
+        else:
+            self.fail(handoff, message.code, now, message.message)
 
-    def on_news(self, sender: Address, message: PrefillNews, now: float) -> list[Outcome]:
-        done = [self.on_done(sender, result, now) for result in message.done]
-        return ended([*done, *(self.on_failed(sender, result, now) for result in message.failed)])
-
-    def on_transfer_failed(self, message: TransferFailed, now: float) -> Outcome | None:
-        handoff = self._handoffs.get(message.grant_id)
-        return None if handoff is None else self._fail(handoff, message.code, now)
+    def on_news(self, sender: Address, message: PrefillNews, now: float) -> None:
+        for done in message.done:
+            self.on_done(sender, done, now)
+        for failed in message.failed:
+            self.on_failed(sender, failed, now)
 
     def on_cancelled(self, message: PrefillCancelled) -> None:
         for grant_id in message.grant_ids:
             self._cancels.answered(grant_id)
 
-    def on_ask_failed(self, tag: Tag, code: str, now: float) -> list[Outcome]:
+    def on_ask_failed(self, tag: Tag, code: str, now: float) -> None:
         """One of our asks was refused as a whole or brought no answer; that applies to each item it named."""
         kind, subject = tag
         if kind == CANCEL:
             # The subject is the peer: all its cancels are asked again, even those in another ask that is still pending.
             self._cancels.failed(self._cancels.keys_of(subject), now)
-            return []
-        return ended(self._on_order_answer(grant_id, code, now) for grant_id in self._order_asks.failed(subject))
+            return
+        for grant_id in self._order_asks.failed(subject):
+            self._on_order_answer(grant_id, code, now)
 
     def on_renew_due(self, grant_id: str, now: float) -> None:
-        self._order(self._handoffs[grant_id], now)
+        handoff = self._find(grant_id)
+        assert handoff is not None, "what is renewed lives"
+        self._order(handoff, now)
 
     def flush(self) -> None:
         orders, self._fresh_orders = self._fresh_orders, {}
@@ -212,78 +180,68 @@ class DecodeHandoffQueue:
         """Cancels that wait for others leave now: somebody asks what is held."""
         self._cancels.hurry()
 
-    def on_expired(self, grant_id: str, now: float) -> Outcome:
-        return self._fail(self._handoffs[grant_id], "deadline_exceeded", now)
+    def fail(self, loan: Handoff, code: str, now: float, message: str = "") -> None:
+        """The handoff failed; `message` is what the prefill scheduler said, if it is that which did."""
+        self.give_up(loan, code, now)
+        self._ended(HandoffFailed(loan.sequence, code, loan.is_pulled, message), now)
 
-    def on_peer_lost(self, actor_id: str, now: float) -> list[Outcome]:
-        is_agent = actor_id == self._config.agent
-        hit = [handoff for handoff in self._handoffs.values() if is_agent or handoff.prefill == actor_id]
-        return [self._fail(handoff, "peer_lost", now) for handoff in hit]
-
-    def revoke(self, sequence: Sequence, now: float) -> Outcome:
-        """The request is cancelled, or its pages are needed."""
-        handoff = next(handoff for handoff in self._handoffs.values() if handoff.sequence is sequence)
-        return self._fail(handoff, "revoked", now)
-
-    # inside
-
-    def _order(self, handoff: Handoff, now: float) -> None:
-        order = handoff.order(self._config.page_size, self._config.agent, now)
-        self._fresh_orders.setdefault(handoff.prefill, {})[handoff.grant_id] = order
-
-    def _settle(self, handoff: Handoff, now: float) -> Outcome | None:
-        # Token and pages come from two actors over two links, so either may be first.
-        if handoff.done is None or not handoff.is_pulled:
-            return None
-        self._end(handoff, now)
-        sequence, done = handoff.sequence, handoff.done
-        sequence.order_queue_s, sequence.prefill_s = done.queue_s, done.prefill_s
-        sequence.transfer_s = now - handoff.done_at
-        num_own = handoff.lent.first * self._config.page_size
-        if done.num_cached_tokens > num_own:
-            # What is told of a prompt's cached tokens is told of the scheduler that had more of them.
-            sequence.num_restored = max(sequence.num_restored, done.num_restored_tokens)
-        skipped = max(num_own, done.num_cached_tokens)
-        self._prefills.observe(sequence.num_tokens - skipped, done.prefill_s)
-        sequence.receive(handoff.lent.first, self._config.page_size)
-        self.num_done += 1
-        return HandoffDone(sequence, done.token_id, done.num_cached_tokens, done.extra)
-
-    def _fail(self, handoff: Handoff, reason: str, now: float, message: str = "") -> Outcome:
-        self._end(handoff, now)
-        sequence = handoff.sequence
+    def give_up(self, loan: Handoff, code: str, now: float) -> None:
+        self._end(loan, now)
+        sequence = loan.sequence
         # All pages are good, so the prompt (seconds of computing) is kept, and only one position is computed again for
         # its logits.
-        if handoff.is_pulled:
-            sequence.receive(handoff.lent.first, self._config.page_size)
+        if loan.is_pulled:
+            sequence.receive(loan.lent.first, self._books.config.page_size)
         else:
-            if handoff.num_pulled and sequence.num_cached_tokens < 0:
+            if loan.num_pulled and sequence.num_cached_tokens < 0:
                 assert sequence.kv is not None, "pages are lent"
                 # Pages received now must not count as found in a cache when the next try finds them.
                 sequence.num_cached_tokens = sequence.kv.num_cached_tokens
             # Pages are only sent on an order: without one, none can be on the way.
-            self._own.take_back(
-                handoff.grant_id, sequence, handoff.lent, handoff.num_pulled, idle=not handoff.is_ordered
-            )
+            self._own.take_back(loan, idle=not loan.is_ordered)
         self.num_failed += 1
-        return HandoffFailed(sequence, reason, handoff.is_pulled, message)
+
+    # inside
+
+    def _find(self, grant_id: str) -> Handoff | None:
+        loan = self._books.loans.get(grant_id)
+        return loan if isinstance(loan, Handoff) else None
+
+    def _order(self, handoff: Handoff, now: float) -> None:
+        order = handoff.order(self._books.config.page_size, self._books.config.agent, now)
+        self._fresh_orders.setdefault(handoff.peer, {})[handoff.grant_id] = order
+
+    def _settle(self, handoff: Handoff, now: float) -> None:
+        # Token and pages come from two actors over two links, so either may be first.
+        if handoff.done is None or not handoff.is_pulled:
+            return
+        self._end(handoff, now)
+        sequence, done, page_size = handoff.sequence, handoff.done, self._books.config.page_size
+        sequence.order_queue_s, sequence.prefill_s = done.queue_s, done.prefill_s
+        sequence.transfer_s = now - handoff.done_at
+        num_own = handoff.lent.first * page_size
+        if done.num_cached_tokens > num_own:
+            # What is told of a prompt's cached tokens is told of the scheduler that had more of them.
+            sequence.num_restored = max(sequence.num_restored, done.num_restored_tokens)
+        skipped = max(num_own, done.num_cached_tokens)
+        self._books.prefills.observe(sequence.num_tokens - skipped, done.prefill_s)
+        sequence.receive(handoff.lent.first, page_size)
+        self.num_done += 1
+        self._ended(HandoffDone(sequence, done.token_id, done.num_cached_tokens, done.extra), now)
 
     def _end(self, handoff: Handoff, now: float) -> None:
-        grant_id = handoff.grant_id
-        del self._handoffs[grant_id]
-        self._own.stop(grant_id)
+        self._own.end(handoff)
         # Given up in the turn in which it was ordered: the order is not sent, but its cancel is all the same.
-        self._fresh_orders.get(handoff.prefill, {}).pop(grant_id, None)
-        self._deadlines.clear((RENEW, grant_id))
-        self._deadlines.clear((EXPIRE, grant_id))
+        self._fresh_orders.get(handoff.peer, {}).pop(handoff.grant_id, None)
+        self._books.deadlines.clear((RENEW, handoff.grant_id))
         if handoff.is_ordered:
             # Past that time the prefill scheduler's own lease has freed everything.
             # Done, it only lets go of pages that stay cached there; failed, that scheduler may be computing in vain.
             is_done = handoff.done is not None and handoff.is_pulled
             self._cancel(
-                handoff.prefill,
-                grant_id,
-                now + 2 * self._config.lease_s,
+                handoff.peer,
+                handoff.grant_id,
+                now + 2 * self._books.config.lease_s,
                 patient_until=now + COMPANY_S if is_done else None,
             )
 
@@ -302,4 +260,4 @@ class DecodeHandoffQueue:
         # One ask for all of a turn: a scheduler that loses its gateway cancels everything at once.
         for start in range(0, len(grant_ids), MAX_CANCELS):
             message = CancelPrefill(grant_ids=grant_ids[start : start + MAX_CANCELS])
-            self._outbox.ask(prefill, message, ASK_TIMEOUT_S, (CANCEL, prefill))
+            self._books.outbox.ask(prefill, message, ASK_TIMEOUT_S, (CANCEL, prefill))

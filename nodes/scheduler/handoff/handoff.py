@@ -1,10 +1,10 @@
 """One handoff as the decode side knows it while it lives, and the two ways in which it ends."""
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from kvstore.cache.block_table import ExportedPages
 from nodes.protocol import PrefillDone, PrefillOrder
+from nodes.scheduler.loans import Lender, Loan
 from nodes.scheduler.sequence import Sequence
 
 
@@ -32,25 +32,18 @@ class HandoffFailed(NamedTuple):
 Outcome = HandoffDone | HandoffFailed
 
 
-class Handoff:
-    """One live handoff, as the decode side knows it. Written by `DecodeHandoffQueue` only."""
+class Handoff(Loan):
+    """One live handoff, as the decode side knows it; `peer` is the prefill scheduler."""
 
-    __slots__ = (
-        "deadline", "done", "done_at", "grant_id", "heard_at", "is_ordered", "is_pulled", "lent", "num_pulled",
-        "opened_at", "prefill", "sequence",
-    )  # fmt: skip
+    __slots__ = ("done", "done_at", "heard_at", "is_ordered")
 
-    def __init__(self, grant_id: str, sequence: Sequence, lent: ExportedPages, now: float, deadline: float) -> None:
-        self.grant_id = grant_id
-        self.sequence = sequence
-        self.lent = lent
-        self.prefill = sequence.prefill
-        self.deadline = deadline
+    def __init__(
+        self, lender: "Lender[Handoff]", sequence: Sequence, lent: ExportedPages, now: float, timeout_s: float
+    ) -> None:
+        super().__init__(lender, sequence, lent, now, timeout_s, sequence.prefill)
         # `heard_at` starts now, although no peer was heard yet: silence is then counted from the opening.
-        self.opened_at = self.done_at = self.heard_at = now
+        self.done_at = self.heard_at = now
         self.is_ordered = False
-        self.is_pulled = False
-        self.num_pulled = 0
         self.done: PrefillDone | None = None
 
     def order(self, page_size: int, agent: str, now: float) -> PrefillOrder:
@@ -68,14 +61,10 @@ class Handoff:
             agent=agent,
             extra_key=sequence.spec.extra_key,
             # The time left for the handoff at each renewal: the prefill is given up no later there than here.
-            timeout_s=max(0.0, self.deadline - now),
+            timeout_s=max(0.0, self.opened_at + self.timeout_s - now),
             client=sequence.spec.client,
             weight=sequence.spec.weight,
             priority=sequence.spec.priority,
             deaths=sequence.num_deaths,
             cleared_at=sequence.cleared_at,
         )
-
-
-def ended(answers: Iterable[Outcome | None]) -> list[Outcome]:
-    return [outcome for outcome in answers if outcome is not None]

@@ -12,19 +12,17 @@ token are one announcement, and one copy for the agent.
 Tells may be lost, so unacknowledged ones are repeated: the announcement as a whole (an index already copied is
 acknowledged again, to both schedulers), and the result until the holder cancels. Signs of life are the holder's
 renewals and the agent's progress. A cancelled grant id is remembered for a while, in case its order arrives after its
-cancellation. Pure; owned by the core, which ends the sequences that are returned to it.
+cancellation. Pure; owned by the core.
 """
 
 from collections import OrderedDict
 from typing import Final
 
-from kvstore.protocol import AnnouncePages, PagesPulled, PagesReady, PoolHandle, TransferFailed
+from kvstore.protocol import AnnouncePages, PagesPulled, PagesReady, TransferFailed
 from mesh.address import Address
 from mesh.calls.batches import cut
-from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import PrefillDone, PrefillFailed, PrefillNews, PrefillOrder
-from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Outbox
+from nodes.scheduler.books import Books
 from nodes.scheduler.sequence import Sequence
 from nodes.trace_notes import Noted
 
@@ -76,12 +74,9 @@ class _Order:
 class PrefillHandoffQueue:
     """Prefills that other schedulers ordered from this one."""
 
-    def __init__(self, config: SchedulerConfig, pool: PoolHandle, outbox: Outbox, deadlines: Deadlines) -> None:
-        self._config = config
-        self._pool = pool
-        self._layout_digest = pool.layout.digest
-        self._outbox = outbox
-        self._deadlines = deadlines
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._layout_digest = books.pool.layout.digest
         self._orders: dict[str, _Order] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
         # To be told at the end of the turn. By agent and grant: the span of pages; by holder and grant: the result.
@@ -98,7 +93,7 @@ class PrefillHandoffQueue:
 
     def refusal(self, message: PrefillOrder) -> str | None:
         """The error code if an order cannot be taken."""
-        page_size, num_tokens, num_skip = self._config.page_size, len(message.token_ids), message.num_skip_tokens
+        page_size, num_tokens, num_skip = self._books.config.page_size, len(message.token_ids), message.num_skip_tokens
         # Cancel and order are separate asks, so a repeated order may arrive after its cancel. Computing it would fill
         # pages for a grant that is closed, until the lease (10 s) frees them.
         if message.grant_id in self._gone:
@@ -106,7 +101,7 @@ class PrefillHandoffQueue:
         # Checked before anything is allocated: these numbers become page indices, and a peer may run another version.
         if not 0 < message.num_prompt_tokens <= num_tokens or num_skip % page_size or not 0 <= num_skip < num_tokens:
             return "bad_order"
-        return "overloaded" if len(self._orders) >= self._config.max_orders else None
+        return "overloaded" if len(self._orders) >= self._books.config.max_orders else None
 
     def renew(self, holder: Address, message: PrefillOrder, now: float) -> None:
         order = self._orders[message.grant_id]
@@ -114,18 +109,18 @@ class PrefillHandoffQueue:
         self._renew(order, now)
 
     def accept(self, holder: Address, message: PrefillOrder, sequence: Sequence, now: float) -> None:
-        order = _Order(holder, message, sequence, self._config.page_size)
+        order = _Order(holder, message, sequence, self._books.config.page_size)
         self._orders[message.grant_id] = order
-        self._outbox.note(Noted.ORDERED, sequence.request_id, sequence.attempt, sequence.num_tokens)
+        self._books.outbox.note(Noted.ORDERED, sequence.request_id, sequence.attempt, sequence.num_tokens)
         self._renew(order, now)
         # Seconds that are left, not a time of day: clocks of two hosts need not agree.
-        self._deadlines.set((TIMEOUT, order.grant_id), now + message.timeout_s)
+        self._books.deadlines.set((TIMEOUT, order.grant_id), now + message.timeout_s)
 
     def on_computed(self, sequence: Sequence, now: float) -> None:
         """More of the prompt is computed, or was found in the cache: announce the pages that are full now."""
         order = self._orders[sequence.order_id]
         # Whole pages only: a page that is still being written would be copied with what it held before.
-        num_ready = sequence.num_computed // self._config.page_size - order.num_skip_pages
+        num_ready = sequence.num_computed // self._books.config.page_size - order.num_skip_pages
         if num_ready > order.num_announced:
             self._announce(order, num_ready, now)
 
@@ -147,18 +142,18 @@ class PrefillHandoffQueue:
         )
         self._conclude(order, done, now)
 
-    def fail(self, grant_id: str, code: str, message: str, now: float) -> Sequence | None:
-        """The order cannot be completed. Returns the sequence to end, if it still holds anything."""
+    def fail(self, grant_id: str, code: str, message: str, now: float) -> None:
+        """The order cannot be completed: its sequence ends, if it still holds anything."""
         order = self._orders.get(grant_id)
         if order is None:
-            return None
+            return
         sequence, order.sequence = order.sequence, None
         # A transfer may fail after the token was drawn: the failure then replaces `PrefillDone`. A second failure says
         # nothing new, and would count twice.
         if not isinstance(order.result, PrefillFailed):
             self.num_failed += 1
             self._conclude(order, PrefillFailed(grant_id=grant_id, code=code, message=message), now)
-        return sequence
+        self._leave(sequence, now)
 
     def on_pulled(self, message: PagesPulled, now: float) -> None:
         order = self._orders.get(message.grant_id)
@@ -168,36 +163,36 @@ class PrefillHandoffQueue:
             order.repeat_s = ANNOUNCE_REPEAT_S
             self._renew(order, now)
 
-    def on_transfer_failed(self, message: TransferFailed, now: float) -> Sequence | None:
+    def on_transfer_failed(self, message: TransferFailed, now: float) -> None:
         """The agent has given the transfer up, or knows no such grant: then the holder has closed it."""
-        if message.code == UNKNOWN_GRANT:
-            return self.cancel(message.grant_id) if message.grant_id in self._orders else None
-        return self.fail(message.grant_id, message.code, message.message, now)
+        if message.code != UNKNOWN_GRANT:
+            self.fail(message.grant_id, message.code, message.message, now)
+        elif message.grant_id in self._orders:
+            self.cancel(message.grant_id, now)
 
-    def cancel(self, grant_id: str) -> Sequence | None:
-        """The holder wants nothing more of it. Returns the sequence to end, if it still holds anything."""
+    def cancel(self, grant_id: str, now: float) -> None:
+        """The holder wants nothing more of it."""
         self._gone[grant_id] = None
         if len(self._gone) > MAX_REMEMBERED:
             self._gone.popitem(last=False)
-        return self._forget(grant_id)
+        self._forget(grant_id, now)
 
-    def on_holder_lost(self, holder: Address) -> list[Sequence]:
+    def on_holder_lost(self, holder: Address, now: float) -> None:
         lost = [
             grant_id
             for grant_id, order in self._orders.items()
             if order.holder.actor_id == holder.actor_id and order.holder.epoch <= holder.epoch
         ]
-        return [sequence for grant_id in lost if (sequence := self._forget(grant_id)) is not None]
+        for grant_id in lost:
+            self._forget(grant_id, now)
 
-    def on_lease_over(self, grant_id: str) -> Sequence | None:
-        return self._forget(grant_id)
+    def on_lease_over(self, grant_id: str, now: float) -> None:
+        self._forget(grant_id, now)
 
-    def on_timeout(self, grant_id: str, now: float) -> Sequence | None:
+    def on_timeout(self, grant_id: str, now: float) -> None:
         """The holder's own deadline has passed: it has given up by now."""
-        order = self._orders[grant_id]
-        if order.result is not None:
-            return None
-        return self.fail(grant_id, "deadline_exceeded", "the prefill took longer than the order allowed", now)
+        if self._orders[grant_id].result is None:
+            self.fail(grant_id, "deadline_exceeded", "the prefill took longer than the order allowed", now)
 
     def running(self) -> list[str]:
         """Grant ids of orders that have no result yet."""
@@ -214,14 +209,14 @@ class PrefillHandoffQueue:
             self._tell_ready(order, 0, order.num_announced)
         if order.result is not None:
             self._tell_result(order, order.result)
-        self._deadlines.set((ANNOUNCE, grant_id), now + order.repeat_s)
+        self._books.deadlines.set((ANNOUNCE, grant_id), now + order.repeat_s)
 
     def flush(self) -> None:
         fresh_pages, self._fresh_pages = self._fresh_pages, {}
         for agent, spans in fresh_pages.items():
             ready = [pages for grant_id, span in spans.items() if (pages := self._ready(grant_id, *span)) is not None]
             for some in cut(ready, lambda announced: _ITEM_BYTES + 10 * len(announced.pages)):
-                self._outbox.tell(agent, AnnouncePages(announced=some))
+                self._books.outbox.tell(agent, AnnouncePages(announced=some))
         fresh_results, self._fresh_results = self._fresh_results, {}
         for holder, results in fresh_results.items():
             # An order may have been cancelled since: nobody waits for its result.
@@ -229,7 +224,7 @@ class PrefillHandoffQueue:
             for some in cut(told, lambda _: _ITEM_BYTES):
                 done = [result for result in some if isinstance(result, PrefillDone)]
                 failed = [result for result in some if isinstance(result, PrefillFailed)]
-                self._outbox.tell(holder, PrefillNews(done=done, failed=failed))
+                self._books.outbox.tell(holder, PrefillNews(done=done, failed=failed))
 
     # inside
 
@@ -237,7 +232,7 @@ class PrefillHandoffQueue:
         self._tell_ready(order, order.num_announced, end)
         order.num_announced = end
         order.repeat_s = ANNOUNCE_REPEAT_S
-        self._deadlines.set((ANNOUNCE, order.grant_id), now + order.repeat_s)
+        self._books.deadlines.set((ANNOUNCE, order.grant_id), now + order.repeat_s)
 
     def _tell_ready(self, order: _Order, first: int, end: int) -> None:
         spans = self._fresh_pages.setdefault(order.agent, {})
@@ -261,9 +256,9 @@ class PrefillHandoffQueue:
             grant_id=grant_id,
             first=first,
             total=order.total,
-            source_group=self._pool.group,
-            source_agent=self._pool.agent,
-            source_incarnation=self._pool.incarnation,
+            source_group=self._books.pool.group,
+            source_agent=self._books.pool.agent,
+            source_incarnation=self._books.pool.incarnation,
             layout_digest=self._layout_digest,
             pages=kv.pages[start : start + end - first],
             # They let a copy detect that a page was reused between announcement and reading.
@@ -274,13 +269,19 @@ class PrefillHandoffQueue:
         order.result = result
         order.repeat_s = ANNOUNCE_REPEAT_S
         self._tell_result(order, result)
-        self._deadlines.set((ANNOUNCE, order.grant_id), now + order.repeat_s)
+        self._books.deadlines.set((ANNOUNCE, order.grant_id), now + order.repeat_s)
 
     def _renew(self, order: _Order, now: float) -> None:
-        self._deadlines.set((LEASE, order.grant_id), now + self._config.lease_s)
+        self._books.deadlines.set((LEASE, order.grant_id), now + self._books.config.lease_s)
 
-    def _forget(self, grant_id: str) -> Sequence | None:
+    def _forget(self, grant_id: str, now: float) -> None:
         order = self._orders.pop(grant_id, None)
         for kind in (ANNOUNCE, LEASE, TIMEOUT):
-            self._deadlines.clear((kind, grant_id))
-        return None if order is None else order.sequence
+            self._books.deadlines.clear((kind, grant_id))
+        if order is not None:
+            self._leave(order.sequence, now)
+
+    def _leave(self, sequence: Sequence | None, now: float) -> None:
+        if sequence is not None:
+            self._books.leave(sequence, now)
+            self._books.is_admission_due = True

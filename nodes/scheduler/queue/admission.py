@@ -19,18 +19,14 @@ Pure; owned by the core.
 from collections.abc import Callable
 
 from kvstore.cache.block_table import BlockTable
-from kvstore.cache.prefix_cache import PrefixCache, PrefixMatch
-from kvstore.cache.rebuild import RecoveredSequences
+from kvstore.cache.prefix_cache import PrefixMatch
 from nodes.scheduler.batch.growth import GrowthEstimate
-from nodes.scheduler.batch.running import Running
-from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Outbox
+from nodes.scheduler.books import Books
 from nodes.scheduler.handoff.decode import DecodeHandoffQueue
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.handoff.restore import RestoreQueue
-from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.queue.turnover import entered
-from nodes.scheduler.sequence import Offer, Sequence, Stage, num_shared_tokens
+from nodes.scheduler.sequence import Offer, Sequence, num_shared_tokens
 from nodes.trace_notes import Noted
 
 MAX_SKIPPED = 32
@@ -77,56 +73,39 @@ class Credit:
 class Admission:
     """Moves waiting sequences into steps and handoffs.
 
-    `is_due`: something changed since the last walk. `lacks_pages`: that ended at a sequence with too few pages for it.
+    `lacks_pages`: the last walk ended at a sequence with too few pages for it.
     """
 
     def __init__(
-        self,
-        config: SchedulerConfig,
-        cache: PrefixCache,
-        queue: WaitingQueue,
-        running: Running,
-        growth: GrowthEstimate,
-        grants: DecodeHandoffQueue,
-        orders: PrefillHandoffQueue,
-        restores: RestoreQueue,
-        recovered: RecoveredSequences,
-        outbox: Outbox,
+        self, books: Books, grants: DecodeHandoffQueue, orders: PrefillHandoffQueue, restores: RestoreQueue
     ) -> None:
-        self._config = config
-        self._recovered = recovered
-        self._outbox = outbox
-        self._cache = cache
-        self._queue = queue
-        self._running = running
-        self._growth = growth
+        self._books = books
         self._grants = grants
         self._orders = orders
         self._restores = restores
-        self.is_due = False
         self.lacks_pages = False
         self._noted = ""
         self.num_recomputed_tokens = 0
 
     def admit(self, step_tokens: int, max_running: int, can_prefill: Callable[[str], bool], now: float) -> None:
-        """Admit what may enter; `can_prefill` says whether a prefill scheduler can be used. Called when `is_due`."""
-        self.is_due = self.lacks_pages = False
-        if not len(self._queue) or self._num_entered >= max_running:
+        """Admit what may enter; `can_prefill` says whether a prefill scheduler can be used. Called when it is due."""
+        self._books.is_admission_due = self.lacks_pages = False
+        if not len(self._books.queue) or self._books.num_entered >= max_running:
             return
-        entered_already = [*self._running, *self._grants.sequences(), *self._restores.sequences()]
-        credit = Credit(self._growth, self._cache.num_available(), entered_already)
-        chunk_tokens = self._config.chunk_tokens
-        room = step_tokens - self._running.num_prefill_tokens(chunk_tokens)
+        entered_already = [*self._books.running, *(loan.sequence for loan in self._books.loans.values())]
+        credit = Credit(self._books.growth, self._books.cache.num_available(), entered_already)
+        chunk_tokens = self._books.config.chunk_tokens
+        room = step_tokens - self._books.running.num_prefill_tokens(chunk_tokens)
         num_skipped = 0
-        for sequence in self._queue.order(now):
-            if self._num_entered >= max_running or num_skipped > MAX_SKIPPED:
+        for sequence in self._books.queue.order(now):
+            if self._books.num_entered >= max_running or num_skipped > MAX_SKIPPED:
                 return
             is_open = can_prefill(sequence.prefill)
             if room <= 0 and not is_open and sequence.offer is None:
                 credit.set_aside(self._num_pages(sequence.num_tokens))
                 num_skipped += 1
                 continue
-            match = self._cache.match(sequence.reusable_ids, sequence.spec.extra_key)
+            match = self._books.cache.match(sequence.reusable_ids, sequence.spec.extra_key)
             num_left = sequence.num_tokens - match.num_tokens
             self._restores.look_again(sequence, now)
             # Passed over with its pages set aside, as one that waits for steps: those behind it may enter.
@@ -139,10 +118,10 @@ class Admission:
                 if not credit.take(sequence, self._num_pages(num_left)) or not self._restore(sequence, offer, now):
                     self._lack(sequence, self._num_pages(num_left))
                     return
-                credit.refresh(self._cache.num_available())
+                credit.refresh(self._books.cache.num_available())
                 continue
             # By its uncached tokens, not by the prompt's length: a grant and a copy cost more than a short chunk here.
-            is_elsewhere = is_open and num_left > self._config.local_prefill_max
+            is_elsewhere = is_open and num_left > self._books.config.local_prefill_max
             if not is_elsewhere and (room <= 0 or self._is_being_computed(sequence, match.num_tokens)):
                 credit.set_aside(self._num_pages(num_left))
                 num_skipped += 1
@@ -151,38 +130,34 @@ class Admission:
             if not credit.take(sequence, num_pages) or not self._enter(sequence, match, is_elsewhere, now):
                 self._lack(sequence, num_pages)
                 return
-            credit.refresh(self._cache.num_available())
+            credit.refresh(self._books.cache.num_available())
             # A prefill elsewhere takes pages here, but no part of a step.
             room -= 0 if is_elsewhere else min(num_left, chunk_tokens)
 
     def waits_for_prefix(self, sequence: Sequence, now: float) -> bool:
         """Whether a waiting sequence is passed over because what it begins with is being computed or restored."""
-        num_cached = self._cache.match(sequence.reusable_ids, sequence.spec.extra_key).num_tokens
+        num_cached = self._books.cache.match(sequence.reusable_ids, sequence.spec.extra_key).num_tokens
         return self._restores.must_wait(sequence, num_cached, now) or self._is_being_computed(sequence, num_cached)
-
-    @property
-    def _num_entered(self) -> int:
-        return len(self._running) + len(self._grants) + len(self._restores)
 
     def _lack(self, sequence: Sequence, num_pages: int) -> None:
         self.lacks_pages = True
         # Once while it is the first: each step that frees pages tries again, a hundred times a second.
         if self._noted != sequence.request_id:
             self._noted = sequence.request_id
-            self._outbox.note(Noted.NO_PAGES, sequence.request_id, num_pages, self._cache.num_available())
+            self._books.outbox.note(Noted.NO_PAGES, sequence.request_id, num_pages, self._books.cache.num_available())
 
     def _num_pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._config.page_size)
+        return -(-num_tokens // self._books.config.page_size)
 
     def _is_being_computed(self, sequence: Sequence, num_cached_tokens: int) -> bool:
         """Whether a running sequence computes more of the same prefix than is cached: it will be there in a moment."""
-        page_size = self._config.page_size
+        page_size = self._books.config.page_size
         most = (len(sequence.reusable_ids) - 1) // page_size * page_size
         next_page = slice(num_cached_tokens, num_cached_tokens + page_size)
         if next_page.stop > most:
             return False
         wanted = sequence.token_ids[next_page]
-        for other in self._running:
+        for other in self._books.running:
             # Of nearly all that run this one page tells that they go on otherwise, in 0.2 us: to search for where their
             # prefixes part takes 1.4 us at 123 tokens, for each that waits and each that runs.
             if other.token_ids[next_page] != wanted:
@@ -198,11 +173,11 @@ class Admission:
         """Lend pages for what the disk has; False if locking the cached prefix left too few, or less is cached now."""
         kv = self._start(sequence, None)
         end = offer.first + len(offer.slots)
-        lent = kv.export(end * self._config.page_size) if len(kv.pages) == offer.first else None
+        lent = kv.export(end * self._books.config.page_size) if len(kv.pages) == offer.first else None
         if lent is None:
             sequence.drop_pages()
             return False
-        self._queue.remove(sequence)
+        self._books.queue.remove(sequence)
         self._restores.open(sequence, lent, offer, now)
         return True
 
@@ -212,15 +187,15 @@ class Admission:
         Later ones find what it has computed itself before it was preempted or its worker died, or what came from disk.
         """
         is_first, sequence.is_looked_up = not sequence.is_looked_up, True
-        kv = self._cache.start(sequence.reusable_ids, sequence.spec.extra_key, match=match, is_counted=is_first)
+        kv = self._books.cache.start(sequence.reusable_ids, sequence.spec.extra_key, match=match, is_counted=is_first)
         sequence.hold(kv)
         return kv
 
     def _enter(self, sequence: Sequence, match: PrefixMatch, is_elsewhere: bool, now: float) -> bool:
         """Take pages, of which `match` are cached; False if locking these left too few."""
         kv = None
-        if len(self._recovered):
-            kv = self._recovered.claim(sequence.reusable_ids, sequence.spec.extra_key)
+        if len(self._books.recovered):
+            kv = self._books.recovered.claim(sequence.reusable_ids, sequence.spec.extra_key)
         if kv is None:
             kv = self._start(sequence, match)
         else:
@@ -228,18 +203,18 @@ class Admission:
         lent, num_computed = None, kv.num_tokens
         if is_elsewhere:
             lent = kv.export(sequence.num_tokens)
-        if lent is None and (is_elsewhere or not sequence.reserve(sequence.num_tokens, self._config.page_size)):
+        if lent is None and (is_elsewhere or not sequence.reserve(sequence.num_tokens, self._books.config.page_size)):
             sequence.drop_pages()
             return False
-        self._queue.remove(sequence)
+        self._books.queue.remove(sequence)
         if sequence.fate is not None:
-            num_cached = num_computed // self._config.page_size
+            num_cached = num_computed // self._books.config.page_size
             sequence.fate.enter(num_cached, sequence.prefill if is_elsewhere else "")
-        self._outbox.note(Noted.ADMITTED, sequence.request_id, num_computed, is_elsewhere)
+        self._books.outbox.note(Noted.ADMITTED, sequence.request_id, num_computed, is_elsewhere)
         if sequence.entered_at < 0:
             sequence.entered_at = now
             # What is computed again is no more service.
-            self._queue.shares.charge(sequence, sequence.num_tokens - num_computed)
+            self._books.queue.shares.charge(sequence, sequence.num_tokens - num_computed)
         entered(sequence, num_computed)
         if sequence.share is not None:
             sequence.share.is_owed = False
@@ -247,12 +222,11 @@ class Admission:
             # All its tokens but the last were computed before.
             self.num_recomputed_tokens += sequence.num_tokens - 1 - num_computed
         if lent is not None:
-            sequence.stage = Stage.HANDOFF
             self._grants.open(sequence, lent, now)
             return True
         if sequence.num_cached_tokens < 0:
             sequence.num_cached_tokens = kv.num_cached_tokens
-        self._running.enter(sequence)
+        self._books.running.enter(sequence)
         if sequence.order_id:
             self._orders.on_computed(sequence, now)
         return True

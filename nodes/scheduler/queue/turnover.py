@@ -11,9 +11,7 @@ tokens for what it computed. Pure; owned by the core.
 from collections.abc import Callable
 from typing import Final
 
-from nodes.scheduler.batch.running import Running
-from nodes.scheduler.handoff.decode import DecodeHandoffQueue
-from nodes.scheduler.queue.policy import WaitingQueue
+from nodes.scheduler.books import Books
 from nodes.scheduler.sequence import Sequence, Stage
 
 LOOK: Final = "turnover"
@@ -31,16 +29,8 @@ most."""
 class Turnover:
     """Finds the sequence that makes room. `waits_for_prefix`: a waiting one waits for that, and not for room."""
 
-    def __init__(
-        self,
-        queue: WaitingQueue,
-        running: Running,
-        grants: DecodeHandoffQueue,
-        waits_for_prefix: Callable[[Sequence, float], bool],
-    ) -> None:
-        self._queue = queue
-        self._running = running
-        self._grants = grants
+    def __init__(self, books: Books, waits_for_prefix: Callable[[Sequence, float], bool]) -> None:
+        self._books = books
         self._waits_for_prefix = waits_for_prefix
         self._looks_at = 0.0
         self._last: Sequence | None = None
@@ -51,13 +41,13 @@ class Turnover:
 
         Called while some wait, when admission has let in whom it could.
         """
-        queue, shares = self._queue, self._queue.shares
+        queue, shares = self._books.queue, self._books.queue.shares
         # The last one's pages may still be written: until then nobody else has been let in for it.
         is_going = self._last is not None and self._last.stage is Stage.PREEMPTED
         if shares.num_active < 2 or now < self._looks_at or is_going:
             return None
         self._looks_at = now + LOOK_S
-        there = [(sequence.share, sequence) for sequence in (*self._running, *self._grants.sequences())]
+        there = [(sequence.share, sequence) for sequence in (*self._books.running, *self._books.lent(Stage.HANDOFF))]
         for share, _ in there:
             if share is not None:
                 share.ran_at = now

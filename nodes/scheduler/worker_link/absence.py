@@ -13,11 +13,10 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import Suspected, WorkerAway
 from nodes.roles import GATEWAY
-from nodes.scheduler.attempts import Attempts
-from nodes.scheduler.events import Outbox, ReadyPeer
+from nodes.scheduler.books import Books
+from nodes.scheduler.events import ReadyPeer
 from nodes.scheduler.sequence import Stage
 from nodes.scheduler.worker_link.pipeline import Pipeline
 
@@ -27,11 +26,9 @@ AWAY: Final = "worker_away"
 class WorkerAbsence:
     """Tells gateways that the worker is away."""
 
-    def __init__(self, attempts: Attempts, pipeline: Pipeline, outbox: Outbox, deadlines: Deadlines) -> None:
-        self._attempts = attempts
+    def __init__(self, books: Books, pipeline: Pipeline) -> None:
+        self._books = books
         self._pipeline = pipeline
-        self._outbox = outbox
-        self._deadlines = deadlines
         self._gateways: set[str] = set()
         self._since: float | None = None
 
@@ -43,7 +40,8 @@ class WorkerAbsence:
         # Of a group of ranks all die when one does; what is told is the same for all.
         if self._since is None:
             self._since = now
-            self._tell(self._pipeline.start_s, now)
+            worker = self._books.worker
+            self._tell(0.0 if worker is None else worker.start_s, now)
 
     def on_due(self, now: float) -> None:
         """It should be back. Perhaps it dies whenever it starts: then its supervisor pauses longer and longer."""
@@ -53,7 +51,7 @@ class WorkerAbsence:
     def over(self) -> None:
         """A worker is adopted."""
         self._since = None
-        self._deadlines.clear((AWAY, ""))
+        self._books.deadlines.clear((AWAY, ""))
 
     def _tell(self, returns_in_s: float, now: float) -> None:
         # It is a number off the wire, and 0 if the worker has none: then attempts wait here, which is right anyway.
@@ -64,7 +62,7 @@ class WorkerAbsence:
             # Prefills for other schedulers have no attempt here; theirs are tried again by those.
             if sequence.stage is not Stage.ENDED and not sequence.order_id:
                 suspects.setdefault(sequence.gateway.actor_id, []).append(sequence.suspected())
-        for gateway in sorted(self._gateways | {one.gateway.actor_id for one in self._attempts}):
+        for gateway in sorted(self._gateways | {one.gateway.actor_id for one in self._books.attempts}):
             away = WorkerAway(returns_in_s=returns_in_s, suspects=suspects.get(gateway, []))
-            self._outbox.tell(gateway, away)
-        self._deadlines.set((AWAY, ""), now + returns_in_s)
+            self._books.outbox.tell(gateway, away)
+        self._books.deadlines.set((AWAY, ""), now + returns_in_s)

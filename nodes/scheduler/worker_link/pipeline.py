@@ -27,16 +27,14 @@ from typing import Final
 import msgspec
 
 from mesh.address import Address
-from mesh.runtime.deadlines import Deadlines
 from mesh.transport.base import Channel
 from nodes.protocol import Adopt, Adopted, Fence, StepMismatch, StepPlan, StepResult
 from nodes.protocol.steps import RowColumn
-from nodes.scheduler.asks import ASK_RETRY_S, PersistentAsks
+from nodes.scheduler.asks import ASK_RETRY_S
 from nodes.scheduler.batch.step import Acknowledged, Step
 from nodes.scheduler.batch.step_pace import StepPace
-from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Announce, FenceWorker, Outbox, ReadyPeer, Tag
-from nodes.scheduler.rates import LearnedRate
+from nodes.scheduler.books import Books
+from nodes.scheduler.events import Announce, FenceWorker, ReadyPeer, Tag
 from nodes.scheduler.sequence import Sequence, Stage
 from nodes.scheduler.worker_link.ranks import AdoptedRanks, Disagreement
 from nodes.scheduler.worker_link.result_check import (
@@ -87,26 +85,16 @@ _PROMPT_TOKENS: Final = 8
 class Pipeline:
     """Steps in flight to one worker."""
 
-    def __init__(
-        self, config: SchedulerConfig, epoch: int, outbox: Outbox, deadlines: Deadlines, asks: PersistentAsks
-    ) -> None:
-        self._config = config
-        self._epoch = epoch
-        self._outbox = outbox
-        self._deadlines = deadlines
-        self._asks = asks
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._epoch = books.address.epoch
         self._sent: list[_Sent] = []
         self._repeat_s = STEP_REPEAT_S
-        self._times = StepTimes(config)
-        self.pace = StepPace(config.max_step_s, config.page_size)
-        self.ranks = AdoptedRanks(config.ranks)
+        self._times = StepTimes(books.config)
+        self.pace = StepPace(books.config.max_step_s, books.config.page_size)
+        self.ranks = AdoptedRanks(books.config.ranks)
         self.adopted: Adopted | None = None
         self._worker_epoch = 0
-        self.numerics, self.asks = "", tuple[str, ...]()
-        self.start_s = 0.0
-        """How long the last worker's start took, by its own word; 0.0 if it has none."""
-        # Tokens of prompts, by steps that have hardly anything else in them.
-        self.prefills = LearnedRate()
         self.table = 0
         """Number of the worker's table: every `Adopted` starts a new one, assumed to be empty."""
         self._fenced: dict[str, Fence] = {}
@@ -133,20 +121,20 @@ class Pipeline:
 
     @property
     def can_send(self) -> bool:
-        return self.adopted is not None and sum(one.ends_plan for one in self._sent) < self._config.pipeline_depth
+        return self.adopted is not None and sum(one.ends_plan for one in self._sent) < self._books.config.pipeline_depth
 
     def adopt(self, now: float) -> None:
         """Ask the worker until it answers that it is ours, which it does once its running step is done."""
         self.adopted = None
         self.ranks.begin()
-        self._deadlines.clear((REPEAT, ""))
+        self._books.deadlines.clear((REPEAT, ""))
         # `set_default`: adopting begins anew with every rank that is lost, and must not give the worker another 60 s
         # each time.
-        self._deadlines.set_default((WORKER_LOST, ""), now + self._config.worker_lost_timeout_s)
+        self._books.deadlines.set_default((WORKER_LOST, ""), now + self._books.config.worker_lost_timeout_s)
         # Answered only when the running step is over, so the ask has a timeout of its own (5 s) and is repeated
         # forever: the deadline above decides when to give up.
         for rank, actor_id in enumerate(self.ranks.worker_ids):
-            self._asks.start(
+            self._books.asks.start(
                 _adopt_tag(rank),
                 actor_id,
                 Adopt(scheduler_epoch=self._epoch, next_step=self.last_step + 1 - len(self._sent)),
@@ -161,40 +149,40 @@ class Pipeline:
         An incarnation that was fenced is fenced again, and the rank is asked until another incarnation answers.
         """
         # The adoption was begun anew meanwhile, so it is not known any more for which ranks this answer speaks.
-        if tag not in self._asks:
+        if tag not in self._books.asks:
             return None
         rank = int(tag[1] or 0)
         actor_id = self.ranks.worker_ids[rank]
         fenced = self._fenced.get(actor_id)
         # It answers, so it has not heard that it was fenced: tells may be lost.
         if fenced is not None and fenced.worker_epoch == adopted.worker_epoch:
-            self._outbox.add(FenceWorker(actor_id, fenced))
-            self._asks.failed((tag,), now)
+            self._books.outbox.add(FenceWorker(actor_id, fenced))
+            self._books.asks.failed((tag,), now)
             return None
         for stale in self.ranks.take_adopted(rank, adopted):
-            self._asks.failed((_adopt_tag(stale),), now)
+            self._books.asks.failed((_adopt_tag(stale),), now)
         whole = self.ranks.whole()
         if whole is not None:
             # Only now, and not rank by rank: any of them may have to answer again for a later group.
             for rank in range(len(self.ranks.worker_ids)):
-                self._asks.answered(_adopt_tag(rank))
+                self._books.asks.answered(_adopt_tag(rank))
         return whole
 
     def announcement(self, state: str | None, *, worker_ready: bool) -> Announce:
         """What the mesh is told of this scheduler; `state` None: unchanged."""
-        return Announce(state, worker_ready, self.numerics, self.asks)
+        worker = self._books.worker
+        return Announce(state, worker_ready, self._books.numerics, () if worker is None else tuple(worker.asks))
 
     def on_adopted(self, adopted: Adopted, now: float) -> list[Step]:
         """Returns the steps that are not sent again: too many workers died in one, or a sequence of it has ended."""
         is_new = adopted.worker_epoch > self._worker_epoch
         self._worker_epoch = adopted.worker_epoch
-        self.adopted = adopted
-        self.numerics, self.asks, self.start_s = adopted.numerics, tuple(adopted.asks), adopted.start_s
+        self.adopted = self._books.worker = adopted
         self._repeat_s = STEP_REPEAT_S
         self.table += 1
         if is_new:
             self._num_silences, self._is_mismatched = 0, False
-        self._deadlines.clear((WORKER_LOST, ""))
+        self._books.deadlines.clear((WORKER_LOST, ""))
         # The same incarnation adopted again has not died, so its steps are evidence against nobody. Nor is a row sent
         # again that nobody wants any more: its request may kill workers, and be computed by another group now.
         if is_new and (self._blame() or self._has_ended()):
@@ -268,7 +256,7 @@ class Pipeline:
         self._sent += plans
         self._emit(plans[0], len(steps))
         self._repeat_s = STEP_REPEAT_S
-        self._deadlines.set_default((REPEAT, ""), now + self._repeat_s)
+        self._books.deadlines.set_default((REPEAT, ""), now + self._repeat_s)
 
     def on_result(self, worker: Address, result: StepResult, now: float) -> Acknowledged | None:
         """The oldest unacknowledged step, if this is its result; else the result is refused, and counted."""
@@ -302,10 +290,10 @@ class Pipeline:
         num_rows, num_tokens, num_pages = _size(sent.step)
         self._times.observe(num_rows, num_tokens, num_pages, result.elapsed_s)
         if num_tokens >= _PROMPT_TOKENS * num_rows:
-            self.prefills.observe(num_tokens, result.elapsed_s)
+            self._books.prefills.observe(num_tokens, result.elapsed_s)
         took_us = int(result.elapsed_s * 1e6)
         self.steps_s += took_us / 1e6
-        self._outbox.step(STEP, result.step, step_size(num_rows, num_tokens), took_us)
+        self._books.outbox.step(STEP, result.step, step_size(num_rows, num_tokens), took_us)
         self.pace.observe(num_rows, num_tokens, result.elapsed_s)
         acknowledged = _acknowledge(sent, result)
         self._num_silences, self._is_mismatched = 0, False
@@ -314,9 +302,9 @@ class Pipeline:
             # What it drew is an input of the step in flight: needed only if that one is sent again, so it is not filled
             # in now.
             self._sent[0].previous = acknowledged
-            self._deadlines.set((REPEAT, ""), now + self._repeat_s)
+            self._books.deadlines.set((REPEAT, ""), now + self._repeat_s)
         else:
-            self._deadlines.clear((REPEAT, ""))
+            self._books.deadlines.clear((REPEAT, ""))
         return acknowledged
 
     def on_mismatch(self, worker: Address, mismatch: StepMismatch, now: float) -> None:
@@ -346,8 +334,8 @@ class Pipeline:
         for actor_id, epoch in self.ranks.addresses():
             fence = Fence(scheduler_epoch=self._epoch, worker_epoch=epoch, reason=reason)
             self._fenced[actor_id] = fence
-            self._outbox.add(FenceWorker(actor_id, fence))
-        self._outbox.add(self.announcement(None, worker_ready=False))
+            self._books.outbox.add(FenceWorker(actor_id, fence))
+        self._books.outbox.add(self.announcement(None, worker_ready=False))
         self.adopt(now)
 
     def on_repeat_due(self, now: float) -> None:
@@ -379,7 +367,7 @@ class Pipeline:
             self._emit(sent)
             self.num_repeated_steps += 1
         if self._sent:
-            self._deadlines.set((REPEAT, ""), now + self._repeat_s)
+            self._books.deadlines.set((REPEAT, ""), now + self._repeat_s)
 
     def _emit(self, sent: _Sent, num_steps: int = 1) -> None:
         step, plan = sent.step, sent.plan
@@ -387,7 +375,7 @@ class Pipeline:
             plan = msgspec.structs.replace(plan, num_steps=num_steps)
         buffers = [memoryview(column).cast("B") for column in (step.rows, step.token_ids, step.page_ids)]
         for actor_id in self.ranks.worker_ids:
-            self._outbox.tell(actor_id, plan, Channel.DATA, buffers)
+            self._books.outbox.tell(actor_id, plan, Channel.DATA, buffers)
 
 
 def _adopt_tag(rank: int) -> Tag:

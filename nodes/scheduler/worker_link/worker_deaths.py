@@ -13,12 +13,10 @@ An acknowledged step clears a sequence. After too long without any worker everyt
 Pure; owned by the core. The promise is that of `docs/architecture.md`: one bad request never takes the mesh with it.
 """
 
-from nodes.scheduler.batch.running import Running
 from nodes.scheduler.batch.step import Step
-from nodes.scheduler.config import SchedulerConfig
+from nodes.scheduler.books import Books
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.results import POISONED, Results
-from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.sequence import Sequence, Stage
 from nodes.scheduler.worker_link.pipeline import MAX_DEATHS
 
@@ -26,18 +24,9 @@ from nodes.scheduler.worker_link.pipeline import MAX_DEATHS
 class WorkerDeaths:
     """Suspects, and what becomes of them."""
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        running: Running,
-        results: Results,
-        orders: PrefillHandoffQueue,
-        endings: Endings,
-    ) -> None:
-        self._config = config
-        self._running = running
+    def __init__(self, books: Books, results: Results, endings: Endings) -> None:
+        self._books = books
         self._results = results
-        self._orders = orders
         self._endings = endings
         self._suspects: dict[int, Sequence] = {}
         self.num_poisoned = 0
@@ -85,21 +74,19 @@ class WorkerDeaths:
             elif len(sequences) == 1 and sequence.num_deaths > MAX_DEATHS:
                 self._poisoned(sequence, now)
             else:
-                self._running.rewind(sequence)
+                self._books.running.rewind(sequence)
                 if is_suspicious:
                     self._suspects[sequence.row_id] = sequence
 
     def away_for_good(self, now: float) -> None:
         """No worker for too long: everything that waits for it fails, and can go elsewhere."""
-        message = f"worker {self._config.worker} has been away for {self._config.worker_lost_timeout_s:g} s"
-        self._endings.abort_all(self._orders, "worker_lost", message, now, keep_handoffs=True)
+        message = f"worker {self._books.config.worker} has been away for {self._books.config.worker_lost_timeout_s:g} s"
+        self._endings.abort_all("worker_lost", message, now, keep_handoffs=True)
 
     def _poisoned(self, sequence: Sequence, now: float) -> None:
         self.num_poisoned += 1
         # Some of them elsewhere, if it was moved from there.
-        who = f"workers, the last of them {self._config.worker}," if sequence.cleared_at else self._config.worker
+        worker = self._books.config.worker
+        who = f"workers, the last of them {worker}," if sequence.cleared_at else worker
         message = f"{who} died {sequence.num_deaths} times while it computed this request, the last time alone"
-        if sequence.order_id:
-            self._endings.fail_order(self._orders, sequence.order_id, POISONED, message, now)
-        else:
-            self._endings.fail(sequence, POISONED, message, retryable=False, now=now)
+        self._endings.end_badly(sequence, POISONED, message, False, now)

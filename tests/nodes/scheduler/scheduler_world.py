@@ -254,7 +254,10 @@ class Agent:
 
     def copy(self, pull: agent_events.StartPull) -> str:
         """Copy pages as they are now; returns why that cannot be."""
-        source, target = self.world.cores[pull.source.group].cache.blocks, self.world.cores[pull.group].cache.blocks
+        source, target = (
+            self.world.cores[pull.source.group].books.cache.blocks,
+            self.world.cores[pull.group].books.cache.blocks,
+        )
         copy = pull.copy
         pages = list(zip(copy.source_pages, copy.source_generations, copy.pages, copy.generations, strict=True))
         if self.fail_next or any(source.generation(page) != generation for page, generation, _, _ in pages):
@@ -362,7 +365,7 @@ class World:
 
     def epoch(self, actor_id: str) -> int:
         if actor_id in self.cores:
-            return self.cores[actor_id].address.epoch
+            return self.cores[actor_id].books.address.epoch
         return self.workers[actor_id].epoch if actor_id in self.workers else 1
 
     def busy_links(self) -> list[tuple[str, str]]:
@@ -443,7 +446,7 @@ class World:
         return commands
 
     def perform(self, core: SchedulerCore, commands: list[Command]) -> None:
-        name = core.address.actor_id
+        name = core.books.address.actor_id
         for command in commands:
             match command:
                 case Tell(actor_id, message, _, buffers):
@@ -470,7 +473,7 @@ class World:
             self.event(pending[0], AskFailed(pending[1], code))
 
     def ready(self) -> dict[str, ReadyPeer]:
-        ready = {name: ReadyPeer(SCHEDULER, core.address.epoch) for name, core in self.cores.items()}
+        ready = {name: ReadyPeer(SCHEDULER, core.books.address.epoch) for name, core in self.cores.items()}
         ready |= {name: ReadyPeer(KV_AGENT, 1) for name in self.agents}
         return ready | {EDGE: ReadyPeer(DETOKENIZER, self.detokenizer_epoch)}
 

@@ -263,7 +263,7 @@ def test_a_moved_request_is_cleared_once_it_has_got_past_the_steps(deaths: int, 
     suspects = [Suspected(request_id=request.request_id, attempt=0, deaths=deaths, cleared_at=cleared_at)]
     move(world, request, "m", suspects)
     while not request.is_over:
-        sequence = world.cores["m"].attempts.find(request.request_id, 1)
+        sequence = world.cores["m"].books.attempts.find(request.request_id, 1)
         if sequence is not None and sequence.num_computed:
             is_past = sequence.num_output_tokens >= cleared_at
             assert sequence.num_deaths == (0 if is_past else deaths)

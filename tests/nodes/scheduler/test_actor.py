@@ -189,7 +189,7 @@ async def test_what_goes_first_is_as_the_settings_say(
     monkeypatch.setattr(policy, "priority", lambda self, run: ordered.append(type(self)) or order(self, run))
     one, _, _ = actor(config=msgspec.structs.replace(CONFIG, eviction=eviction))
     await one.start()
-    blocks = one.core.cache.start([5, 6, 7, 8, 9])
+    blocks = one.core.books.cache.start([5, 6, 7, 8, 9])
     assert blocks.reserve(4)
     blocks.advance([5, 6, 7, 8])
     blocks.release()
@@ -326,7 +326,7 @@ async def test_pages_that_are_found_damaged_are_told_and_the_scheduler_goes_on(
     monkeypatch.setattr(idle_check, "IDLE_S", 0.0)
     one, ctx = await started(actor())
     assert one.core is not None
-    (page,) = one.core.cache.blocks.allocator.allocate(1) or ()
+    (page,) = one.core.books.cache.blocks.allocator.allocate(1) or ()
     with structlog.testing.capture_logs() as logs:
         one.on_members([], [], [])
         async with asyncio.timeout(5):

@@ -93,7 +93,7 @@ def test_shared_tokens(left, right, same, key) -> None:
 
 
 def stages(world: World, name: str = "m") -> list[Stage]:
-    return [one.stage for one in world.cores[name].attempts]
+    return [one.stage for one in world.cores[name].books.attempts]
 
 
 def test_prompts_enter_as_steps_have_room_for_them() -> None:
@@ -135,7 +135,7 @@ def test_who_lacks_credit_waits_and_holds_up_those_behind() -> None:
 
 def test_who_lacks_pages_is_noted_once() -> None:
     world, noted = started(num_pages={"m": 41}), list[tuple[Noted, str]]()
-    world.cores["m"].outbox.note = lambda kind, request_id, a, b: noted.append((kind, request_id))
+    world.cores["m"].books.outbox.note = lambda kind, request_id, a, b: noted.append((kind, request_id))
     for number in range(4):
         world.submit(prompt(40, number), "m", max_tokens=40)
     world.settle()
@@ -188,13 +188,13 @@ def test_holding_the_cached_prefix_may_leave_too_few_pages() -> None:
     world.submit(prompt(40), "m", max_tokens=1)
     world.settle()
     core = world.cores["m"]
-    held = core.cache.start([999] * 5)
+    held = core.books.cache.start([999] * 5)
     held.reserve(9 * PAGE)
-    assert (core.cache.num_available(), held.num_missing(0)) == (11, 0)
+    assert (core.books.cache.num_available(), held.num_missing(0)) == (11, 0)
     request = world.submit([*prompt(40), *prompt(8, 5)], "m", max_tokens=1)
     world.flush("w-m")
     assert stages(world)[-1] is Stage.WAITING
-    assert core.cache.num_sequences == 1
+    assert core.books.cache.num_sequences == 1
     held.release()
     world.members()
     world.settle()

@@ -196,9 +196,9 @@ def test_an_attempt_that_a_gateway_submits_for_another(world: World) -> None:
     request = world.submit(prompt(9), "m")
     packet = world.links[EDGE, "m"].pop()
     core.handle(Asked(Address("other", 4), packet.message, 1), world.now)
-    assert core.attempts.of_gateway(Address(EDGE, 0))
+    assert core.books.attempts.of_gateway(Address(EDGE, 0))
     core.handle(PeerLost(Address(EDGE, 1)), world.now)
-    assert len(core.attempts) == 0
+    assert len(core.books.attempts) == 0
     request.is_cancelled = True
 
 
@@ -252,7 +252,7 @@ def test_a_row_that_hangs_on_an_end_is_thrown_away_and_its_pages_wait_for_it(wor
     core = world.cores["m"]
     world.until(lambda: request.finish)
     world.flush("w-m")
-    assert (core.running.num_leaving, core.pipeline.num_inflight, core.cache.num_sequences) == (1, 1, 1)
+    assert (core.books.running.num_leaving, core.pipeline.num_inflight, core.books.cache.num_sequences) == (1, 1, 1)
     world.settle()
     assert world.workers["w-m"].num_rows == 4
 
@@ -262,10 +262,10 @@ def test_pages_are_shared_only_once_their_step_is_acknowledged(world: World) -> 
     world.flush("w-m")
     core = world.cores["m"]
     assert core.pipeline.num_inflight == 2
-    assert core.cache.match(prompt(30)).num_tokens == 0
+    assert core.books.cache.match(prompt(30)).num_tokens == 0
     world.deliver(("m", "w-m"))
     world.deliver(("w-m", "m"))
-    assert core.cache.match(prompt(30)).num_tokens == 8
+    assert core.books.cache.match(prompt(30)).num_tokens == 8
 
 
 def test_depth_one_where_nothing_can_overlap() -> None:
@@ -312,7 +312,7 @@ def test_a_poisoned_prompt_fails_wherever_it_is_prefilled(pair: World) -> None:
 
 def crowded(**more) -> World:
     world = started(num_pages={"m": 31}, **more)
-    world.cores["m"].growth.new_token_ratio = 0.1
+    world.cores["m"].books.growth.new_token_ratio = 0.1
     return world
 
 
@@ -321,14 +321,16 @@ def test_preempted_requests_are_computed_again_and_lose_nothing() -> None:
     core = world.cores["m"]
     for base in range(4):
         world.submit(prompt(20, base), "m", max_tokens=40, ignore_eos=True)
-        core.growth.new_token_ratio = 0.1
+        core.books.growth.new_token_ratio = 0.1
         world.flush("w-m")
     world.settle()
-    assert core.running.num_preemptions > 0
+    assert core.books.running.num_preemptions > 0
     assert core.admission.num_recomputed_tokens > 0
     assert all(request.num_cached_tokens == 0 for request in world.requests.values()), "usage is the first start's"
-    assert (core.cache.num_query_tokens, core.cache.num_hit_tokens) == (4 * 20, 0), "so is what the cache counts"
-    assert core.growth.new_token_ratio != 0.1
+    assert (core.books.cache.num_query_tokens, core.books.cache.num_hit_tokens) == (4 * 20, 0), (
+        "so is what the cache counts"
+    )
+    assert core.books.growth.new_token_ratio != 0.1
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -338,7 +340,7 @@ def test_preemption_at_depth_one_and_two_gives_the_same_tokens(seed) -> None:
         world = crowded(pipeline_depth=depth)
         for base in range(6):
             world.submit(prompt(10 + seed, base + seed), "m", max_tokens=30)
-            world.cores["m"].growth.new_token_ratio = 0.1
+            world.cores["m"].books.growth.new_token_ratio = 0.1
         world.settle()
         world.check()
         outputs.append([request.output_ids for request in world.requests.values()])
@@ -350,7 +352,7 @@ def running_alone(world: World, group: str) -> tuple[Request, SchedulerCore]:
     lone = world.submit(prompt(40), group, max_tokens=70, ignore_eos=True)
     core = world.cores[group]
     world.until(lambda: core.results.num_output_tokens >= 1)
-    core.growth.new_token_ratio = 0.1
+    core.books.growth.new_token_ratio = 0.1
     return lone, core
 
 
@@ -370,14 +372,14 @@ def test_the_last_one_waits_for_what_orders_hold() -> None:
     world.submit(prompt(60, 5), "d", prefill="m", max_tokens=3)
     world.flush(("m", "a-d"))
     assert not lone.finish
-    assert (core.cache.num_available(), core.running.num_preemptions) == (0, 0)
+    assert (core.books.cache.num_available(), core.books.running.num_preemptions) == (0, 0)
 
 
 def stuck_alone(world: World) -> None:
     """Whatever there is goes to the only sequence that runs, but it needs more: its own pages, held twice."""
     core = world.cores["m"]
-    core.cache.num_available = lambda: 0
-    for one in core.running.decoding.values():
+    core.books.cache.num_available = lambda: 0
+    for one in core.books.running.decoding.values():
         one.kv.reserve = lambda num_tokens: False
 
 
@@ -388,8 +390,8 @@ def test_the_last_one_starts_again_where_it_holds_pages_twice() -> None:
     world.until(lambda: core.results.num_output_tokens >= 1)
     stuck_alone(world)
     world.flush()
-    assert core.running.num_preemptions >= 1
-    del core.cache.num_available
+    assert core.books.running.num_preemptions >= 1
+    del core.books.cache.num_available
     world.members()
     world.settle()
     assert request.finish
@@ -400,7 +402,7 @@ def test_a_lone_request_that_cannot_go_on_is_handed_back() -> None:
     request = world.submit(prompt(6), "m", max_tokens=9, ignore_eos=True)
     core = world.cores["m"]
     world.until(lambda: core.results.num_output_tokens >= 1)
-    (sequence,) = core.running.decoding.values()
+    (sequence,) = core.books.running.decoding.values()
     sequence.num_preemptions = 16
     stuck_alone(world)
     world.flush("edge")
@@ -408,7 +410,7 @@ def test_a_lone_request_that_cannot_go_on_is_handed_back() -> None:
         isinstance(packet.message, AttemptFailed) and packet.message.code == "preempted_for_good"
         for packet in world.links["m", EDGE]
     )
-    del core.cache.num_available
+    del core.books.cache.num_available
     world.settle()
     assert request.finish
 
@@ -419,7 +421,7 @@ def test_a_lone_request_that_cannot_go_on_is_handed_back() -> None:
 def test_resends_after_the_end_until_the_gateway_has_everything(world: World) -> None:
     request = world.submit(prompt(9), "m", max_tokens=5)
     core = world.cores["m"]
-    while core.attempts.num_finished == 0:
+    while core.books.attempts.num_finished == 0:
         link = world.busy_links()[0]
         (world.drop if link == ("m", EDGE) else world.deliver)(link)
     world.links.clear()
@@ -429,16 +431,16 @@ def test_resends_after_the_end_until_the_gateway_has_everything(world: World) ->
     world.advance(world.now + 6)
     world.settle()
     assert request.finish
-    assert core.attempts.num_finished == 0
+    assert core.books.attempts.num_finished == 0
 
 
 def test_what_nobody_asks_for_is_forgotten_after_a_lease(world: World) -> None:
     request = world.submit(prompt(9), "m", max_tokens=5)
     core = world.cores["m"]
-    world.until(lambda: core.attempts.num_finished > 0)
+    world.until(lambda: core.books.attempts.num_finished > 0)
     world.links.clear()
     world.advance(world.now + 11)
-    assert len(core.attempts) == 0
+    assert len(core.books.attempts) == 0
     request.is_cancelled = True
     core.assert_idle()
 
@@ -476,7 +478,7 @@ def test_detokenizers_and_gateways_ask_differently(world: World) -> None:
     (batch,) = ask(gateway, 1, "det")
     assert batch.positions == [1]
     assert ask(gateway, 99, EDGE) == [], "what comes next goes there"
-    (sequence,) = core.attempts
+    (sequence,) = core.books.attempts
     assert sequence.detokenizer == EDGE
     unknown = Resend(streams=[], streams_unknown=[sequence.row_id, 99])
     assert told_to(world, EDGE, Told(Address("other", 1), unknown)) == []
@@ -493,7 +495,7 @@ def test_a_stop_string_ends_an_attempt_and_keeps_its_tokens(world: World) -> Non
     for _ in range(2):
         world.event("m", Told(Address(EDGE, 1), StopAt(attempts=refs)))
     core = world.cores["m"]
-    assert (core.attempts.num_finished, core.endings.num_finished, len(core.running)) == (1, 1, 0)
+    assert (core.books.attempts.num_finished, core.endings.num_finished, len(core.books.running)) == (1, 1, 0)
     world.flush()
     assert 4 <= len(request.output_ids) <= 6
     world.resend(request, 0)
@@ -520,7 +522,7 @@ def complete_without_token(world: World):
     request = world.submit(prompt(39), "d", prefill="p", max_tokens=6)
     core = world.cores["d"]
     for _ in range(500):
-        handoffs = list(core.grants._handoffs.values())
+        handoffs = list(core.books.loans.values())
         if handoffs and handoffs[0].is_pulled:
             break
         link = next(link for link in world.busy_links() if link != ("p", "d"))
@@ -531,7 +533,7 @@ def complete_without_token(world: World):
 def test_only_the_first_token_is_computed_where_all_pages_are_in(pair: World) -> None:
     request, core = complete_without_token(pair)
     pair.lose("p")
-    (sequence,) = core.attempts
+    (sequence,) = core.books.attempts
     assert sequence.stage is Stage.DECODE
     before = core.results.num_computed_tokens
     pair.settle()
@@ -557,7 +559,7 @@ def test_cached_tokens_are_those_of_whoever_has_more(pair: World) -> None:
 
 def test_cached_tokens_are_told_once_however_often_the_prompt_is_prefilled(pair: World) -> None:
     request, core = complete_without_token(pair)
-    (sequence,) = core.attempts
+    (sequence,) = core.books.attempts
     # It was told before it was preempted and handed off again.
     sequence.num_cached_tokens = 4
     pair.lose("p")
@@ -605,7 +607,7 @@ def test_orders_that_nobody_wants_end_by_themselves(pair: World, how) -> None:
         pair.event("p", PeerLost(Address("d", 1)))
         assert len(core.orders) == 0
     elif how == "timeout":
-        core.deadlines.set(("order_timeout", "d#1/n.1"), pair.now)
+        core.books.deadlines.set(("order_timeout", "d#1/n.1"), pair.now)
         pair.event("p", Wake())
         assert core.orders.num_failed == 1
     else:
@@ -614,7 +616,7 @@ def test_orders_that_nobody_wants_end_by_themselves(pair: World, how) -> None:
         pair.advance(pair.now + 11)
         assert len(core.orders) == 0
     pair.links.clear()
-    assert core.cache.num_sequences == 0 or core.pipeline.num_inflight
+    assert core.books.cache.num_sequences == 0 or core.pipeline.num_inflight
 
 
 # workers
@@ -839,7 +841,7 @@ def test_what_became_of_prompts_is_told_by_who_prefills_and_by_who_decodes(pair:
 
     first = pair.submit(prompt(19), "d", prefill="p", max_tokens=4)
     pair.settle()
-    pages = (19 - 1) // pair.cores["d"].config.page_size
+    pages = (19 - 1) // pair.cores["d"].books.config.page_size
     assert fates("d", first.request_id) == [(False, "p", [("no_store", 0, pages)])]
     assert fates("p", first.request_id) == [(True, "", [("no_store", 0, pages)])]
     again = pair.submit(prompt(19), "d", prefill="p", max_tokens=4)
@@ -851,7 +853,7 @@ def test_what_became_of_prompts_is_told_by_who_prefills_and_by_who_decodes(pair:
 def test_what_waits_is_load_too(world: World) -> None:
     requests = [world.submit(prompt(5), "m", max_tokens=4) for _ in range(24)]
     world.flush("w-m")
-    stats, cache = world.cores["m"].stats(), world.cores["m"].cache
+    stats, cache = world.cores["m"].stats(), world.cores["m"].books.cache
     held = (cache.num_pages - cache.num_available()) * cache.page_size
     assert held
     assert stats["mesh_scheduler_num_waiting"] > 0
@@ -867,7 +869,7 @@ def test_figures(world: World) -> None:
     assert (stats["mesh_scheduler_num_running"], stats["mesh_scheduler_num_waiting"]) == (1, 0)
     assert stats['mesh_scheduler_pages{state="running"}'] > 0
     assert 0 < stats["mesh_scheduler_kv_usage_ratio"] < 1
-    cache = world.cores["m"].cache
+    cache = world.cores["m"].books.cache
     held = stats["mesh_scheduler_load_tokens"]
     assert held == (cache.num_pages - cache.num_available()) * cache.page_size >= 9
     with pytest.raises(AssertionError, match="1 running sequences"):
@@ -884,7 +886,7 @@ def test_a_page_in_two_books_is_named(world: World) -> None:
     world.leave()
     core = world.cores["m"]
     # There is no public way to what must never be.
-    core.cache.blocks.allocator._states[5] = core.cache.blocks.allocator.state(0)
+    core.books.cache.blocks.allocator._states[5] = core.books.cache.blocks.allocator.state(0)
     with pytest.raises(AssertionError, match="page 5 is"):
         core.assert_idle()
 

@@ -17,7 +17,7 @@ def test_a_handoff_that_takes_too_long_is_prefilled_here() -> None:
     core = world.cores["d"]
     unexpected = AttemptsSubmitted(held=[])
     assert world.event("d", Answered(("open_grant", "1"), unexpected)) == []
-    while len(core.grants):
+    while core.books.loans:
         world.advance(world.now + 0.5)
         world.flush("w-p")
     assert core.grants.num_failed == 1
@@ -35,9 +35,9 @@ def test_only_what_needs_the_worker_is_given_up_with_it() -> None:
         world.down.add(worker)
         world.lose(worker)
     d, p = world.cores["d"], world.cores["p"]
-    assert {one.stage for one in d.attempts} == {Stage.ENDED, Stage.HANDOFF}
+    assert {one.stage for one in d.books.attempts} == {Stage.ENDED, Stage.HANDOFF}
     d.deaths.away_for_good(world.now)
-    assert ({one.stage for one in d.attempts}, d.endings.num_failed) == ({Stage.ENDED, Stage.HANDOFF}, 0)
+    assert ({one.stage for one in d.books.attempts}, d.endings.num_failed) == ({Stage.ENDED, Stage.HANDOFF}, 0)
     p.deaths.away_for_good(world.now)
     assert (p.orders.num_failed, p.orders.running()) == (1, [])
     world.down.clear()
@@ -57,7 +57,7 @@ def test_draining_ends_without_a_worker_that_died_and_is_not_started_again() -> 
     world.lose("w-m")
     assert core.pipeline.num_inflight
     assert not core.is_drained, "it may be back in time"
-    world.advance(world.now + core.config.worker_lost_timeout_s)
+    world.advance(world.now + core.books.config.worker_lost_timeout_s)
     world.flush()
     assert core.endings.num_failed == 1
     assert request.failure == "draining", "it was given back, and came again"
@@ -70,6 +70,6 @@ def test_only_so_many_are_kept_after_their_end() -> None:
     requests = [world.submit(prompt(9, base), "m", max_tokens=2) for base in range(4)]
     core = world.cores["m"]
     world.flush(("m", EDGE))
-    assert (core.endings.num_finished, core.attempts.num_finished, len(core.attempts)) == (4, 2, 2)
+    assert (core.endings.num_finished, core.books.attempts.num_finished, len(core.books.attempts)) == (4, 2, 2)
     world.settle()
     assert [request.finish for request in requests] == ["length"] * 4

@@ -18,7 +18,6 @@ from kvstore.protocol import (
 )
 from mesh.address import Address
 from mesh.calls import batches
-from mesh.runtime.deadlines import Deadlines
 from mesh.runtime.effects import Ask
 from nodes.protocol import (
     CancelPrefill,
@@ -31,24 +30,23 @@ from nodes.protocol import (
     PrefillsOrdered,
 )
 from nodes.request import RequestSpec, Sampling
-from nodes.scheduler.asks import ASK_RETRY_S, PersistentAsks
+from nodes.scheduler.asks import ASK_RETRY_S
+from nodes.scheduler.books import Books
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Outbox
 from nodes.scheduler.handoff import decode as grants_module
 from nodes.scheduler.handoff.decode import (
     CANCEL,
     COMPANY_S,
-    EXPIRE,
     ORDER,
     ORDER_RENEW_S,
     RENEW,
     DecodeHandoffQueue,
     HandoffDone,
     HandoffFailed,
+    Outcome,
 )
-from nodes.scheduler.handoff.own_grants import CLOSE, OPEN, OwnGrants
-from nodes.scheduler.rates import LearnedRate
-from nodes.scheduler.sequence import NO_STOP, Sequence
+from nodes.scheduler.handoff.own_grants import CLOSE, EXPIRE, OPEN, OwnGrants
+from nodes.scheduler.sequence import NO_STOP, Sequence, Stage
 
 PAGE = 4
 CONFIG = SchedulerConfig(
@@ -64,12 +62,12 @@ class Bench:
     """One decode scheduler's grants, and a sequence of 10 tokens of which the first page may be cached."""
 
     def __init__(self, nonce: str = "n") -> None:
-        self.outbox, self.deadlines = Outbox(), Deadlines()
-        self.asks = PersistentAsks(self.outbox, self.deadlines)
-        self.own = OwnGrants(CONFIG, POOL, Address("d", 2), nonce, self.outbox, self.deadlines, self.asks)
-        self.prefills = LearnedRate()
-        self.grants = DecodeHandoffQueue(CONFIG, self.own, self.outbox, self.deadlines, self.prefills)
         self.cache = PrefixCache(20, PAGE, group="d", epoch=2)
+        self.books = Books(CONFIG, Address("d", 2), POOL, self.cache)
+        self.outbox, self.deadlines, self.asks = self.books.outbox, self.books.deadlines, self.books.asks
+        self.own = OwnGrants(self.books, nonce)
+        self.outcomes: list[Outcome] = []
+        self.grants = DecodeHandoffQueue(self.books, self.own, lambda outcome, _: self.outcomes.append(outcome))
         self.rows = 0
         # Of the last ask of each kind.
         self.numbers: dict[str, str] = {}
@@ -97,17 +95,54 @@ class Bench:
 
     def opened(self, *grant_ids: str, now: float = 1.0) -> None:
         """The agent answers the last ask to open grants with these."""
-        answers = self.own.on_opened(self.numbers[OPEN], GrantsOpened(opened=list(grant_ids)), now)
-        assert [self.grants.on_open_answer(*answer, now) for answer in answers] == [None] * len(answers)
+        self.own.on_opened(self.numbers[OPEN], GrantsOpened(opened=list(grant_ids)), now)
+        assert self.ended() == []
 
     def refused(self, kind: str, code: str, now: float) -> object:
         """The last ask of a kind brings no answer, which concerns one handoff."""
         if kind == OPEN:
-            answers = self.own.on_ask_failed(self.numbers[kind], code, now)
-            outcomes = [self.grants.on_open_answer(*answer, now) for answer in answers]
+            self.own.on_ask_failed(self.numbers[kind], code, now)
         else:
-            outcomes = self.grants.on_ask_failed((kind, self.numbers[kind]), code, now)
+            self.grants.on_ask_failed((kind, self.numbers[kind]), code, now)
+        return self.outcome()
+
+    def ended(self) -> list[Outcome]:
+        """What has come of handoffs since the last look."""
+        outcomes, self.outcomes = self.outcomes, []
+        return outcomes
+
+    def outcome(self) -> Outcome | None:
+        """The same, of at most one."""
+        outcomes = self.ended()
+        assert len(outcomes) < 2
         return outcomes[0] if outcomes else None
+
+    def pulled(self, message: PagesPulled, now: float) -> Outcome | None:
+        self.own.on_pulled(message, now)
+        return self.outcome()
+
+    def done(self, message: PrefillDone, now: float, sender: Address = P) -> Outcome | None:
+        self.grants.on_done(sender, message, now)
+        return self.outcome()
+
+    def failed(self, message: PrefillFailed, now: float) -> Outcome | None:
+        self.grants.on_failed(P, message, now)
+        return self.outcome()
+
+    def failed_transfer(self, message: TransferFailed, now: float) -> Outcome | None:
+        self.own.on_transfer_failed(message, now)
+        return self.outcome()
+
+    def lost(self, peer: str) -> Outcome | None:
+        self.own.on_peer_lost(peer, 2.0)
+        return self.outcome()
+
+    def revoked(self, sequence: Sequence) -> Outcome | None:
+        self.books.take_back(sequence, 2.0)
+        return self.outcome()
+
+    def handed_off(self) -> list[Sequence]:
+        return self.books.lent(Stage.HANDOFF)
 
     def taken(self) -> list[tuple[str, str, object]]:
         """What has been asked, at the end of a turn."""
@@ -158,7 +193,7 @@ def test_pages_are_granted_before_the_prefill_is_ordered(bench: Bench) -> None:
         sampling=Sampling(seed=5), agent="a", timeout_s=CONFIG.handoff_timeout_s - 1.0,
     )])  # fmt: skip
     assert bench.pages(PageState.IN_FLIGHT) == 2
-    assert (len(bench.grants), bench.grants.sequences()) == (1, [one])
+    assert bench.handed_off() == [one]
 
 
 @pytest.mark.parametrize("pulled_first", [True, False])
@@ -166,8 +201,8 @@ def test_done_when_pages_and_token_are_here_in_any_order(bench: Bench, pulled_fi
     one = bench.ordered()
     pulled = PagesPulled(grant_id=ID, num_pages=3, complete=True)
     done = PrefillDone(grant_id=ID, token_id=77, num_cached_tokens=4)
-    assert bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=1), 1.0) is None
-    events = [lambda: bench.grants.on_pulled(pulled, 2.0), lambda: bench.grants.on_done(P, done, 2.0)]
+    assert bench.pulled(PagesPulled(grant_id=ID, num_pages=1), 1.0) is None
+    events = [lambda: bench.pulled(pulled, 2.0), lambda: bench.done(done, 2.0)]
     first, last = events if pulled_first else reversed(events)
     assert first() is None
     assert last() == HandoffDone(one, 77, 4)
@@ -177,7 +212,7 @@ def test_done_when_pages_and_token_are_here_in_any_order(bench: Bench, pulled_fi
     assert bench.taken() == [CANCELLING]
     assert (one.num_computed, one.num_scheduled, one.capacity) == (10, 10, 12)
     assert (bench.pages(PageState.CACHED), bench.pages(PageState.RUNNING)) == (2, 1)
-    assert (len(bench.grants), bench.own.num_closing, bench.grants.num_done) == (0, 0, 1)
+    assert (len(bench.books.loans), bench.own.num_closing, bench.grants.num_done) == (0, 0, 1)
     assert bench.grants.num_cancelling == 1
     bench.grants.on_cancelled(PrefillCancelled(grant_ids=[ID]))
     assert (bench.grants.num_cancelling, len(bench.asks)) == (0, 0)
@@ -192,8 +227,8 @@ def test_what_was_read_from_a_disk_is_told_of_who_had_more_of_the_prompt(
     one.num_restored = 2
     num_cached, num_restored = theirs
     done = PrefillDone(grant_id=ID, token_id=7, num_cached_tokens=num_cached, num_restored_tokens=num_restored)
-    bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=2, complete=True), 2.0)
-    assert bench.grants.on_done(P, done, 2.0) == HandoffDone(one, 7, num_cached)
+    bench.pulled(PagesPulled(grant_id=ID, num_pages=2, complete=True), 2.0)
+    assert bench.done(done, 2.0) == HandoffDone(one, 7, num_cached)
     assert one.measure(3.0).restored_tokens == told
 
 
@@ -202,8 +237,8 @@ def test_prefills_that_are_over_in_one_turn_are_cancelled_in_one_ask(bench: Benc
         bench.ordered(prefill=prefill)
     for number, sender in ((1, P), (2, P), (3, Address("q", 1))):
         grant_id = f"d#2/n.{number}"
-        bench.grants.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 2.0)
-        bench.grants.on_done(sender, PrefillDone(grant_id=grant_id, token_id=7, num_cached_tokens=0), 2.0)
+        bench.pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 2.0)
+        bench.done(PrefillDone(grant_id=grant_id, token_id=7, num_cached_tokens=0), 2.0, sender)
     both, other = CancelPrefill(grant_ids=["d#2/n.1", "d#2/n.2"]), CancelPrefill(grant_ids=["d#2/n.3"])
     assert bench.taken() == []
     for prefill in "pq":
@@ -211,7 +246,8 @@ def test_prefills_that_are_over_in_one_turn_are_cancelled_in_one_ask(bench: Benc
         bench.grants.on_retry_due(prefill)
     assert bench.taken() == [(CANCEL, "p", both), (CANCEL, "q", other)]
     bench.grants.on_cancelled(PrefillCancelled(grant_ids=["d#2/n.1"]))
-    assert bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 4.0) == []
+    bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 4.0)
+    assert bench.ended() == []
     assert bench.deadlines.pop_due(4.0 + ASK_RETRY_S) == (CANCEL, "p")
     bench.grants.on_retry_due("p")
     assert bench.taken() == [(CANCEL, "p", CancelPrefill(grant_ids=["d#2/n.2"]))], "the other was answered"
@@ -224,29 +260,29 @@ def test_many_cancels_are_split(monkeypatch) -> None:
     monkeypatch.setattr(grants_module, "MAX_CANCELS", 2)
     bench = Bench()
     for number in range(3):
-        bench.grants.on_done(P, PrefillDone(grant_id=f"x{number}", token_id=7, num_cached_tokens=0), 2.0)
+        bench.done(PrefillDone(grant_id=f"x{number}", token_id=7, num_cached_tokens=0), 2.0)
     assert [len(message.grant_ids) for _, _, message in bench.taken()] == [2, 1]
 
 
 def failing(bench: Bench, cause: str) -> HandoffFailed:
     """Each way in which an ordered handoff fails."""
-    grants = bench.grants
     match cause:
         case "prefill failed":
-            return grants.on_failed(P, PrefillFailed(grant_id=ID, code="x", message="why"), 2.0)
+            return bench.failed(PrefillFailed(grant_id=ID, code="x", message="why"), 2.0)
         case "transfer failed":
-            return grants.on_transfer_failed(TransferFailed(grant_id=ID, code="x", message=""), 2.0)
+            return bench.failed_transfer(TransferFailed(grant_id=ID, code="x", message=""), 2.0)
         case "order refused":
             return bench.refused(ORDER, "x", 2.0)
         case "too long":
             assert bench.deadlines.at((EXPIRE, ID)) == CONFIG.handoff_timeout_s
-            return grants.on_expired(ID, CONFIG.handoff_timeout_s)
+            bench.own.on_expired(ID, CONFIG.handoff_timeout_s)
+            return bench.outcome()
         case "prefill lost":
-            return grants.on_peer_lost("p", 2.0)[0]
+            return bench.lost("p")
         case "agent lost":
-            return grants.on_peer_lost("a", 2.0)[0]
+            return bench.lost("a")
         case _:
-            return grants.revoke(grants.sequences()[0], 2.0)
+            return bench.revoked(bench.handed_off()[0])
 
 
 CAUSES = ["prefill failed", "transfer failed", "order refused", "too long", "prefill lost", "agent lost", "revoked"]
@@ -261,22 +297,21 @@ def test_pages_of_a_failed_handoff_wait_for_the_agents_word(bench: Bench, cause)
     assert bench.taken() == [CLOSING, CANCELLING]
     assert one.kv is None
     assert bench.pages(PageState.QUARANTINED) == 3
-    pages = bench.own.on_closed(ID, GrantClosed(grant_id=ID))
-    bench.cache.clear_quarantined(pages)
-    assert bench.pages(PageState.FREE) == 19
-    assert bench.own.on_closed(ID, GrantClosed(grant_id=ID)) == [], "said twice"
+    for _ in range(2):
+        bench.own.on_closed(ID, GrantClosed(grant_id=ID))
+        assert bench.pages(PageState.FREE) == 19, "also if it is said twice"
     assert bench.grants.num_failed == 1
 
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_the_first_pages_of_a_failed_handoff_stay_in_the_cache(bench: Bench, cause) -> None:
     one = bench.ordered(cached=True)
-    bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=1), 1.5)
+    bench.pulled(PagesPulled(grant_id=ID, num_pages=1), 1.5)
     assert not failing(bench, cause).complete
     assert bench.cache.match(one.token_ids).num_tokens == 8
     assert one.num_cached_tokens == 4, "what was pulled was computed for this request"
     assert (bench.pages(PageState.CACHED), bench.pages(PageState.QUARANTINED)) == (2, 1)
-    bench.cache.clear_quarantined(bench.own.on_closed(ID, GrantClosed(grant_id=ID)))
+    bench.own.on_closed(ID, GrantClosed(grant_id=ID))
     assert bench.cache.check() == []
     assert bench.cache.num_available() == 19
 
@@ -284,7 +319,7 @@ def test_the_first_pages_of_a_failed_handoff_stay_in_the_cache(bench: Bench, cau
 def test_what_was_found_in_a_cache_at_the_first_try_is_what_counts(bench: Bench) -> None:
     one = bench.ordered(cached=True)
     one.num_cached_tokens = 0
-    bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=1), 1.5)
+    bench.pulled(PagesPulled(grant_id=ID, num_pages=1), 1.5)
     failing(bench, "prefill failed")
     assert bench.cache.match(one.token_ids).num_tokens == 8
     assert one.num_cached_tokens == 0
@@ -293,7 +328,7 @@ def test_what_was_found_in_a_cache_at_the_first_try_is_what_counts(bench: Bench)
 @pytest.mark.parametrize("cause", CAUSES)
 def test_pages_that_are_all_in_are_good_whatever_fails_after(bench: Bench, cause) -> None:
     one = bench.ordered()
-    bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=3, complete=True), 1.5)
+    bench.pulled(PagesPulled(grant_id=ID, num_pages=3, complete=True), 1.5)
     outcome = failing(bench, cause)
     assert outcome.complete
     assert one.num_computed == 10
@@ -326,13 +361,16 @@ def test_opening_is_tried_again_where_that_may_help_but_not_for_ever(bench: Benc
 
 def test_the_order_is_renewed_as_long_as_the_handoff_lives(bench: Bench) -> None:
     bench.ordered()
-    assert bench.grants.on_ordered(bench.numbers[ORDER], PrefillsOrdered(accepted=[ID]), 2.0) == []
+    bench.grants.on_ordered(bench.numbers[ORDER], PrefillsOrdered(accepted=[ID]), 2.0)
+    assert bench.ended() == []
     assert bench.deadlines.pop_due(2.0 + ORDER_RENEW_S) == (RENEW, ID)
     bench.grants.on_renew_due(ID, 4.0)
     assert [kind for kind, _, _ in bench.taken()] == [ORDER]
-    assert bench.grants.on_ordered("unknown", PrefillsOrdered(accepted=[ID]), 4.0) == []
+    bench.grants.on_ordered("unknown", PrefillsOrdered(accepted=[ID]), 4.0)
+    assert bench.ended() == []
     assert bench.deadlines.at((RENEW, ID)) is None, "nobody was asked so"
-    assert bench.grants.on_ordered(bench.numbers[ORDER], PrefillsOrdered(accepted=["other"]), 4.0) == []
+    bench.grants.on_ordered(bench.numbers[ORDER], PrefillsOrdered(accepted=["other"]), 4.0)
+    assert bench.ended() == []
     assert bench.deadlines.pop_due(4.0 + ASK_RETRY_S) == (RENEW, ID), "not named is not answered"
 
 
@@ -340,7 +378,7 @@ def test_a_prefill_scheduler_that_is_silent_for_a_lease_is_given_up(bench: Bench
     one = bench.ordered()
     assert bench.refused(ORDER, "deadline_exceeded", 3.0) is None
     assert bench.deadlines.next() == 3.0 + ASK_RETRY_S
-    bench.grants.on_pulled(PagesPulled(grant_id=ID, num_pages=1), 9.0)
+    bench.pulled(PagesPulled(grant_id=ID, num_pages=1), 9.0)
     bench.grants.on_renew_due(ID, 9.0)
     bench.taken()
     assert bench.refused(ORDER, "deadline_exceeded", 18.9) is None
@@ -351,20 +389,22 @@ def test_a_prefill_scheduler_that_is_silent_for_a_lease_is_given_up(bench: Bench
 
 
 def test_news_of_what_is_over_is_answered_with_a_cancel_where_someone_waits_for_it(bench: Bench) -> None:
-    grants = bench.grants
-    assert grants.on_pulled(PagesPulled(grant_id="old", num_pages=1), 1.0) is None
-    assert grants.on_transfer_failed(TransferFailed(grant_id="old", code="x", message=""), 1.0) is None
-    assert grants.on_ask_failed((ORDER, "7"), "x", 1.0) == []
-    assert bench.own.on_ask_failed("7", "x", 1.0) == []
+    assert bench.pulled(PagesPulled(grant_id="old", num_pages=1), 1.0) is None
+    assert bench.failed_transfer(TransferFailed(grant_id="old", code="x", message=""), 1.0) is None
+    bench.grants.on_ask_failed((ORDER, "7"), "x", 1.0)
+    assert bench.ended() == []
+    bench.own.on_ask_failed("7", "x", 1.0)
+    assert bench.ended() == []
     assert bench.taken() == []
     cancel = (CANCEL, "p", CancelPrefill(grant_ids=["old"]))
-    assert grants.on_done(P, PrefillDone(grant_id="old", token_id=1, num_cached_tokens=0), 1.0) is None
+    assert bench.done(PrefillDone(grant_id="old", token_id=1, num_cached_tokens=0), 1.0) is None
     assert bench.taken() == [cancel]
-    assert grants.on_failed(P, PrefillFailed(grant_id="old", code="x", message=""), 1.0) is None
+    assert bench.failed(PrefillFailed(grant_id="old", code="x", message=""), 1.0) is None
     assert bench.taken() == [], "it is under way"
-    assert grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 2.0) == []
-    assert grants.num_cancelling == 0, "its repeats bring more"
-    assert grants.on_failed(P, PrefillFailed(grant_id="old", code="x", message=""), 3.0) is None
+    bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 2.0)
+    assert bench.ended() == []
+    assert bench.grants.num_cancelling == 0, "its repeats bring more"
+    assert bench.failed(PrefillFailed(grant_id="old", code="x", message=""), 3.0) is None
     assert bench.taken() == [cancel]
 
 
@@ -372,7 +412,7 @@ def test_a_cancel_that_is_under_way_is_not_sent_beside(bench: Bench) -> None:
     bench.ordered()
     failing(bench, "revoked")
     bench.taken()
-    bench.grants.on_done(P, PrefillDone(grant_id=ID, token_id=1, num_cached_tokens=0), 2.5)
+    bench.done(PrefillDone(grant_id=ID, token_id=1, num_cached_tokens=0), 2.5)
     assert bench.taken() == []
 
 
@@ -380,9 +420,11 @@ def test_closing_goes_on_for_ever_cancelling_until_the_others_lease_is_over(benc
     bench.ordered()
     failing(bench, "revoked")
     bench.taken()
-    assert bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 2.0 + 2 * CONFIG.lease_s) == []
+    bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 2.0 + 2 * CONFIG.lease_s)
+    assert bench.ended() == []
     assert bench.grants.num_cancelling == 0
-    assert bench.grants.on_ask_failed((CLOSE, ID), "unreachable", 1e6) == []
+    bench.grants.on_ask_failed((CLOSE, ID), "unreachable", 1e6)
+    assert bench.ended() == []
     assert (CLOSE, ID) in bench.asks
     assert bench.own.num_closing == 1
 
@@ -393,18 +435,21 @@ def test_answers_that_do_not_fit_change_nothing(bench: Bench) -> None:
     number = bench.numbers[OPEN]
     bench.opened("other")
     assert bench.taken() == []
-    assert bench.own.on_opened(number, GrantsOpened(opened=[ID]), 1.0) == []
+    bench.own.on_opened(number, GrantsOpened(opened=[ID]), 1.0)
+    assert bench.ended() == []
     assert bench.taken() == [], "the ask was answered once already"
-    assert bench.own.on_closed(ID, GrantClosed(grant_id="other")) == []
-    assert bench.own.on_closed("other", GrantClosed(grant_id="other")) == []
+    failing(bench, "revoked")
+    bench.own.on_closed(ID, GrantClosed(grant_id="other"))
+    bench.own.on_closed("other", GrantClosed(grant_id="other"))
+    assert bench.own.num_closing == 1
 
 
 def test_only_what_hangs_on_a_lost_peer_fails(bench: Bench) -> None:
     one, two = bench.ordered(), bench.ordered(prefill="q")
-    assert [outcome.sequence for outcome in bench.grants.on_peer_lost("p", 2.0)] == [one]
-    assert bench.grants.on_peer_lost("zzz", 2.0) == []
-    assert bench.grants.sequences() == [two]
-    assert bench.grants.revoke(two, 2.0).sequence is two
+    assert bench.lost("p").sequence is one
+    assert bench.lost("zzz") is None
+    assert bench.handed_off() == [two]
+    assert bench.revoked(two).sequence is two
 
 
 def test_of_grants_asked_for_together_each_comes_to_its_own_end(bench: Bench) -> None:
@@ -416,9 +461,8 @@ def test_of_grants_asked_for_together_each_comes_to_its_own_end(bench: Bench) ->
         GrantRefused(grant_id=taken, code="page_granted"),
     ]
     answer = GrantsOpened(opened=[good], refused=refused)
-    answers = bench.own.on_opened(bench.numbers[OPEN], answer, 1.0)
-    outcomes = [bench.grants.on_open_answer(*one, 1.0) for one in answers]
-    assert [one for one in outcomes if one is not None] == [HandoffFailed(sequences[1], "bad_grant", False)]
+    bench.own.on_opened(bench.numbers[OPEN], answer, 1.0)
+    assert bench.ended() == [HandoffFailed(sequences[1], "bad_grant", False)]
     (kind, _, ordered), *_ = (one for one in bench.taken() if one[0] == ORDER)
     assert [one.grant_id for one in ordered.orders] == [good]
     assert bench.deadlines.pop_due(1.0 + ASK_RETRY_S) == (OPEN, "a")
@@ -432,13 +476,13 @@ def test_of_orders_asked_for_together_each_comes_to_its_own_end(bench: Bench) ->
     ((_, _, asked),) = bench.taken()
     good, bad, unnamed, over = (one.grant_id for one in asked.grants)
     bench.opened(good, bad, unnamed, over)
-    bench.grants.revoke(sequences[3], 1.0)
+    bench.revoked(sequences[3])
     ordered = next(message for kind, _, message in bench.taken() if kind == ORDER)
     assert [one.grant_id for one in ordered.orders] == [good, bad, unnamed], "one is over before anybody heard of it"
     refused = [PrefillRefused(grant_id=bad, code="overloaded")]
     answer = PrefillsOrdered(accepted=[good], refused=refused)
-    failed = bench.grants.on_ordered(bench.numbers[ORDER], answer, 2.0)
-    assert failed == [HandoffFailed(sequences[1], "overloaded", False)]
+    bench.grants.on_ordered(bench.numbers[ORDER], answer, 2.0)
+    assert bench.ended() == [HandoffFailed(sequences[1], "overloaded", False)]
     assert bench.deadlines.pop_due(2.0 + ASK_RETRY_S) == (RENEW, unnamed)
     assert bench.deadlines.pop_due(2.0 + ORDER_RENEW_S) == (RENEW, good)
 

@@ -6,13 +6,16 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.protocol import CacheEvents, ListStoredPages, PagesOnDisk, StoredPagesListed
-from mesh.runtime.deadlines import Deadlines
+from mesh.address import Address
 from mesh.runtime.effects import Ask, Publish
-from nodes.scheduler.asks import RETRY, PersistentAsks
+from nodes.protocol import Adopted
+from nodes.scheduler.asks import RETRY
+from nodes.scheduler.books import Books
 from nodes.scheduler.disk_news import LIST, DiskNews
-from nodes.scheduler.events import Outbox, Tag
-from tests.nodes.scheduler.test_restore import CONFIG
+from nodes.scheduler.events import Tag
+from tests.nodes.scheduler.test_restore import CONFIG, PAGE, POOL
 
 SLOTS = 3
 """Of one answer."""
@@ -23,10 +26,11 @@ class Bench:
 
     def __init__(self, pages: list[bytes], numerics: str = "cpu", stores: str = "write_through") -> None:
         self.pages, self.numerics, self.now = pages, numerics, 0.0
-        self.outbox, self.deadlines = Outbox(), Deadlines()
-        self.asks = PersistentAsks(self.outbox, self.deadlines)
-        config = msgspec.structs.replace(CONFIG, stores=stores)
-        self.news = DiskNews(config, self.outbox, self.asks, lambda: self.numerics)
+        cache = PrefixCache(9, PAGE, group="d", epoch=2)
+        books = Books(msgspec.structs.replace(CONFIG, stores=stores), Address("d", 2), POOL, cache)
+        books.worker = Adopted(worker_epoch=1, numerics=numerics, vocab_size=999)
+        self.outbox, self.deadlines, self.asks = books.outbox, books.deadlines, books.asks
+        self.news = DiskNews(books)
         self.asked: deque[tuple[Tag, ListStoredPages]] = deque()
         self.told: list[bytes] = []
 

@@ -30,7 +30,7 @@ def crowded(num: int = 40, *, client: str = "heavy", max_tokens: int = 100, **mo
         world.submit(prompt(5, base), "m", client=client, max_tokens=max_tokens, ignore_eos=True)
     for _ in range(20):
         world.step()
-    assert len(world.cores["m"].running) == MAX_RUNNING
+    assert len(world.cores["m"].books.running) == MAX_RUNNING
     return world
 
 
@@ -43,7 +43,7 @@ def steps_until(world: World, is_so: Callable[[], object], most: int = 5000) -> 
 
 
 def share_of(world: World, client: str) -> Share:
-    share = world.cores["m"].queue.shares.find(client)
+    share = world.cores["m"].books.queue.shares.find(client)
     assert share is not None
     return share
 
@@ -53,7 +53,7 @@ def share_of(world: World, client: str) -> Share:
 
 def service_of(world: World, client: str) -> float:
     """What a client had, as it sees it: of a request that has begun its prompt, and twice its output."""
-    entered = {one.request_id for one in world.cores["m"].attempts if one.entered_at >= 0}
+    entered = {one.request_id for one in world.cores["m"].books.attempts if one.entered_at >= 0}
     mine = [one for one in world.requests.values() if one.client == client]
     return sum(
         (len(one.prompt) * (one.request_id in entered or bool(one.output_ids)) + 2 * len(one.output_ids)) / one.weight
@@ -79,9 +79,9 @@ def check_both_get_the_same(asked: list[Asked], weight: int = 1) -> None:
                 own = weight if client == "b" else 1
                 world.submit(prompt(num_prompt, base), "m", client=client, weight=own, max_tokens=most, ignore_eos=True)
         world.step()
-        waiting = {one.spec.client for one in core.queue}
+        waiting = {one.spec.client for one in core.books.queue}
         if waiting == {"a", "b"}:
-            core.queue.shares.refresh()
+            core.books.queue.shares.refresh()
             served = [share_of(world, client).served for client in "ab"]
             # Thirds of tokens are rounded.
             assert abs(served[0] - served[1]) <= bound + 1e-9
@@ -110,10 +110,10 @@ def test_what_is_counted_is_what_clients_get(weight: int, policy: str) -> None:
     lifted = {client: share_of(world, client).served - service_of(world, client) for client in "ab"}
     for _ in range(120):
         world.step()
-        assert {one.spec.client for one in core.queue} == {"a", "b"}, "both still wait"
+        assert {one.spec.client for one in core.books.queue} == {"a", "b"}, "both still wait"
         had = {client: service_of(world, client) + lifted[client] for client in "ab"}
         assert abs(had["a"] - had["b"]) <= 24 + 40 + 2 * MAX_RUNNING * 20
-    core.queue.shares.refresh()
+    core.books.queue.shares.refresh()
     for client in "ab":
         # Two steps may be on the way.
         assert abs(had[client] - share_of(world, client).served) <= 4 * MAX_RUNNING
@@ -126,7 +126,7 @@ def test_priority_is_around_the_clients() -> None:
     mine = [world.submit(prompt(5, 100 + n), "m", client="light", max_tokens=4, priority=1) for n in range(2)]
     urgent = world.submit(prompt(5, 200), "m", client="heavy", max_tokens=4, priority=-1)
     world.flush("w-m")
-    order = [one.request_id for one in world.cores["m"].queue.order(world.now)]
+    order = [one.request_id for one in world.cores["m"].books.queue.order(world.now)]
     assert order[0] == urgent.request_id
     assert order[-2:] == [one.request_id for one in mine], "of a later class, however little it was served"
     world.leave()
@@ -220,7 +220,7 @@ def check_a_client_with_nothing_running_gets_a_place(depth: int = 1) -> None:
     core = world.cores["m"]
     steps_until(world, lambda: light.is_over, 60)
     assert core.turnover.num_put_back == 1
-    assert core.running.num_preemptions == 0
+    assert core.books.running.num_preemptions == 0
     world.settle()
     world.check()
 
@@ -235,13 +235,13 @@ def test_one_sequence_makes_room_however_much_the_others_may_grow() -> None:
     world = started(num_pages={"m": 60}, max_running=8)
     core = world.cores["m"]
     for base in range(5):
-        core.growth.new_token_ratio = 0.1
+        core.books.growth.new_token_ratio = 0.1
         world.submit(prompt(8, base), "m", client="heavy", max_tokens=200, ignore_eos=True)
         world.step()
-    assert len(core.running) == 5
+    assert len(core.books.running) == 5
     light = world.submit(prompt(5, 500), "m", client="light", max_tokens=5, ignore_eos=True)
     for _ in range(40):
-        core.growth.new_token_ratio = 1.0
+        core.books.growth.new_token_ratio = 1.0
         world.step()
         if light.output_ids:
             break
@@ -257,20 +257,20 @@ def test_pages_are_taken_from_whoever_was_served_most() -> None:
     core = world.cores["m"]
     for base in range(3):
         world.submit(prompt(8, base), "m", client="heavy", max_tokens=60, ignore_eos=True)
-        core.growth.new_token_ratio = 0.1
+        core.books.growth.new_token_ratio = 0.1
         world.step()
     for _ in range(8):
-        core.growth.new_token_ratio = 0.1
+        core.books.growth.new_token_ratio = 0.1
         world.step()
     world.submit(prompt(5, 500), "m", client="light", max_tokens=30, ignore_eos=True)
     light = None
-    while not core.running.num_preemptions:
-        core.growth.new_token_ratio = 0.1
+    while not core.books.running.num_preemptions:
+        core.books.growth.new_token_ratio = 0.1
         world.step()
-        light = light or next((one for one in core.running if one.spec.client == "light"), None)
+        light = light or next((one for one in core.books.running if one.spec.client == "light"), None)
     assert light is not None
     assert (light.num_preemptions, light.stage) == (0, Stage.DECODE)
-    assert light.num_output_tokens < min(one.num_output_tokens for one in core.running if one is not light)
+    assert light.num_output_tokens < min(one.num_output_tokens for one in core.books.running if one is not light)
     world.settle()
     world.check()
 
@@ -278,11 +278,13 @@ def test_pages_are_taken_from_whoever_was_served_most() -> None:
 def test_who_made_room_goes_back_to_its_own_place_and_keeps_its_pages() -> None:
     world = crowded(8, max_tokens=100)
     core = world.cores["m"]
-    youngest = max(core.running, key=lambda one: one.row_id)
+    youngest = max(core.books.running, key=lambda one: one.row_id)
     world.submit(prompt(5, 500), "m", client="light", max_tokens=60, ignore_eos=True)
     steps_until(world, lambda: youngest.stage is Stage.WAITING)
-    assert "light" in {one.spec.client for one in core.running}
-    assert next(iter(core.queue.order(world.now))) is youngest, "before those of its client that were never admitted"
+    assert "light" in {one.spec.client for one in core.books.running}
+    assert next(iter(core.books.queue.order(world.now))) is youngest, (
+        "before those of its client that were never admitted"
+    )
     steps_until(world, lambda: youngest.stage is Stage.DECODE)
     assert core.admission.num_recomputed_tokens < 4 * core.turnover.num_put_back, "less than a page each time"
     world.settle()
@@ -341,7 +343,7 @@ def test_what_is_prefilled_elsewhere_makes_room_and_may_be_ordered_again() -> No
     # The prefill worker takes its time.
     world.flush("w-p")
     core = world.cores["m"]
-    assert len(core.grants) == 2
+    assert len(core.books.loans) == 2
     light = world.submit(prompt(5, 500), "m", client="light", max_tokens=5, ignore_eos=True)
     for _ in range(60):
         world.flush("w-p")
@@ -349,7 +351,7 @@ def test_what_is_prefilled_elsewhere_makes_room_and_may_be_ordered_again() -> No
     world.flush("w-p")
     assert light.is_over
     assert core.turnover.num_put_back == 1
-    assert all(one.prefill == "p" for one in core.attempts if one.spec.client == "heavy")
+    assert all(one.prefill == "p" for one in core.books.attempts if one.spec.client == "heavy")
     world.settle()
     world.check()
     assert all(len(one.output_ids) == 20 for one in heavy)

@@ -115,7 +115,7 @@ def test_runs_cover_the_prompt_once(
 
 
 def test_the_last_thousand_that_entered_are_found() -> None:
-    fates = Fates("scheduler-d", 16, lambda: False)
+    fates = Fates("scheduler-d", 16)
     for number in range(REMEMBERED + 5):
         fates.begin(f"r{number}", 0, is_order=False).enter(1, "")
     waiting = fates.begin("r9", 1, is_order=False)

@@ -22,20 +22,20 @@ def test_every_prefix_is_forgotten_and_tokenizers_hear_of_it() -> None:
     world.submit(prompt(9), "m", max_tokens=4)
     world.settle()
     core = world.cores["m"]
-    cached = core.cache.num_pages_in(PageState.CACHED)
+    cached = core.books.cache.num_pages_in(PageState.CACHED)
     assert cached >= 2
     world.published.clear()
     for number in (cached, 0):
         assert core.handle(FLUSH, world.now) == [Reply(5, CacheFlushed(num_pages=number))]
         world.event("m", Wake())
         world.advance(world.now + GATHER_S)
-    assert core.cache.num_pages_in(PageState.FREE) == core.cache.num_pages
+    assert core.books.cache.num_pages_in(PageState.FREE) == core.books.cache.num_pages
     told = [event for _, topic, message in world.published if topic == "kv_events" for event in message.events]
     assert told == [CacheCleared(group="m")] * 2, "tokenizers route by what is cached"
     again = world.submit(prompt(9), "m", max_tokens=4)
     world.settle()
     assert again.finish
-    assert core.cache.num_pages_in(PageState.CACHED) == cached
+    assert core.books.cache.num_pages_in(PageState.CACHED) == cached
 
 
 def test_what_goes_on_is_waited_for_and_then_refused() -> None:
@@ -66,7 +66,7 @@ def test_what_a_stop_string_has_ended_is_waited_for() -> None:
     stopped = world.now
     world.flush()
     assert (world.now, world.asks, world.refused) == (stopped, {}, [])
-    assert world.cores["m"].cache.num_pages_in(PageState.CACHED) == 0
+    assert world.cores["m"].books.cache.num_pages_in(PageState.CACHED) == 0
     world.cancel(request)
     world.flush()
 
@@ -82,5 +82,5 @@ def test_right_after_an_answer_all_schedulers_of_a_handoff_forget(first: str) ->
     pair.flush()
     assert (pair.now, pair.asks, pair.refused) == (ended, {}, []), "no time was to pass"
     for core in pair.cores.values():
-        assert core.cache.num_pages_in(PageState.FREE) == core.cache.num_pages
+        assert core.books.cache.num_pages_in(PageState.FREE) == core.books.cache.num_pages
     pair.settle()

@@ -97,7 +97,7 @@ class Handoffs(RuleBasedStateMachine):
     @invariant()
     def every_page_is_in_one_book(self):
         for core in self.world.cores.values():
-            assert core.cache.check() == []
+            assert core.books.cache.check() == []
 
     def teardown(self):
         if hasattr(self, "world"):

@@ -4,18 +4,20 @@ from array import array
 
 import pytest
 
+from kvstore.cache.prefix_cache import PrefixCache
 from mesh.address import Address
-from mesh.runtime.deadlines import Deadlines
 from mesh.runtime.effects import Ask, Tell
 from nodes.protocol import Adopt, Adopted, Fence, RowError, StepMismatch, StepPlan, StepResult
 from nodes.protocol.steps import RowColumn
 from nodes.request import RequestSpec, Sampling
-from nodes.scheduler.asks import ASK_RETRY_S, RETRY, PersistentAsks
+from nodes.scheduler.asks import ASK_RETRY_S, RETRY
 from nodes.scheduler.batch.step import Step
+from nodes.scheduler.books import Books
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Announce, Command, FenceWorker, Outbox, ReadyPeer
+from nodes.scheduler.events import Announce, Command, FenceWorker, ReadyPeer
 from nodes.scheduler.sequence import NO_STOP, Sequence
 from nodes.scheduler.worker_link.pipeline import ADOPT, ADOPT_TIMEOUT_S, REPEAT, STEP_REPEAT_S, WORKER_LOST, Pipeline
+from tests.nodes.scheduler.test_restore import POOL
 from tests.nodes.step_plans import column
 
 CONFIG = SchedulerConfig(group="m", worker="w", agent="a", context_length=99)
@@ -35,9 +37,9 @@ def sent_steps(commands: list[Command]) -> list[Tell]:
 
 class Bench:
     def __init__(self) -> None:
-        self.outbox, self.deadlines = Outbox(), Deadlines()
-        self.asks = PersistentAsks(self.outbox, self.deadlines)
-        self.pipeline = Pipeline(CONFIG, 5, self.outbox, self.deadlines, self.asks)
+        books = Books(CONFIG, Address("m", 5), POOL, PrefixCache(9, 16, group="m", epoch=5))
+        self.outbox, self.deadlines, self.asks = books.outbox, books.deadlines, books.asks
+        self.pipeline = Pipeline(books)
         self.sequences: dict[int, Sequence] = {}
 
     def adopted(self, epoch: int = 1, now: float = 0.0) -> None:

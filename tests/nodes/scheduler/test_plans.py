@@ -80,7 +80,7 @@ def test_one_at_a_time_if_anything_else_is_to_be_done() -> None:
     assert core._num_consecutive() == MAX_STEPS
     waiting = world.submit(prompt(5, 2), "m", max_tokens=4, ignore_eos=True)
     world.flush(TO_WORKER)
-    assert len(core.queue) == 1
+    assert len(core.books.queue) == 1
     assert core._num_consecutive() == 1
     world.cancel(waiting)
     world.flush(TO_WORKER)
@@ -96,7 +96,7 @@ def test_one_at_a_time_beside_a_prompt() -> None:
     core = world.cores["m"]
     world.submit(prompt(60, 2), "m", max_tokens=4, ignore_eos=True)
     world.flush(TO_WORKER)
-    assert core.running.prefilling
+    assert core.books.running.prefilling
     assert core._num_consecutive() == 1
     world.settle()
     world.check()
@@ -110,7 +110,7 @@ def test_one_at_a_time_while_a_prefill_is_elsewhere() -> None:
     assert core._num_consecutive() == MAX_STEPS
     world.submit(prompt(30, 2), "m", prefill="p", max_tokens=4, ignore_eos=True)
     world.flush("w-m", "w-p")
-    assert len(core.grants) == 1
+    assert len(core.books.loans) == 1
     assert core._num_consecutive() == 1
     world.settle()
     world.check()
@@ -120,7 +120,7 @@ def test_no_row_of_a_plan_comes_to_its_limit_before_the_last_step() -> None:
     world = planning()
     one, two = decoding(world, num=2, max_tokens=40)
     core = world.cores["m"]
-    first = next(iter(core.running.decoding.values()))
+    first = next(iter(core.books.running.decoding.values()))
     for left, most in ((9, 8), (8, 8), (5, 5), (2, 2), (1, 1), (0, 1)):
         first.max_length = first.length + left
         assert core._num_consecutive() == most
@@ -135,7 +135,7 @@ def test_no_plan_where_pages_are_not_free() -> None:
     decoding(world, max_tokens=38)
     core = world.cores["m"]
     assert core._num_consecutive() == MAX_STEPS
-    (one,) = core.running.decoding.values()
+    (one,) = core.books.running.decoding.values()
     with patch.object(type(one), "reserve", lambda *_: False):
         one.capacity = one.num_scheduled + 3
         assert core._num_consecutive() == 1
@@ -148,7 +148,7 @@ def test_what_looks_back_goes_step_by_step() -> None:
     world = planning()
     decoding(world)
     core = world.cores["m"]
-    (one,) = core.running.decoding.values()
+    (one,) = core.books.running.decoding.values()
     spec = one.spec
     sampling = msgspec.structs.replace(spec.sampling, asks=asked([RepetitionPenalty(penalty=1.5)]))
     one.spec = msgspec.structs.replace(spec, sampling=sampling)
@@ -162,7 +162,7 @@ def test_a_suspect_is_alone_in_every_step() -> None:
     world = planning()
     decoding(world, num=2)
     core = world.cores["m"]
-    for sequence in core.running.decoding.values():
+    for sequence in core.books.running.decoding.values():
         sequence.num_deaths = 0
     for _ in range(2):
         world.restart_worker("m")

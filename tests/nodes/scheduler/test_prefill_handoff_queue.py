@@ -7,11 +7,10 @@ from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.layout import KVLayout
 from kvstore.protocol import AnnouncePages, PagesPulled, PagesReady, PoolHandle, TransferFailed
 from mesh.address import Address
-from mesh.runtime.deadlines import Deadlines
 from nodes.protocol import PrefillDone, PrefillFailed, PrefillNews, PrefillOrder
 from nodes.request import Sampling
+from nodes.scheduler.books import Books
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Outbox
 from nodes.scheduler.handoff import prefill as module
 from nodes.scheduler.handoff.prefill import ANNOUNCE, LEASE, TIMEOUT, PrefillHandoffQueue
 from nodes.scheduler.sequence import Sequence
@@ -35,9 +34,12 @@ def order(grant_id: str = "g", **more) -> PrefillOrder:
 
 class Bench:
     def __init__(self) -> None:
-        self.outbox, self.deadlines = Outbox(), Deadlines()
-        self.orders = PrefillHandoffQueue(CONFIG, POOL, self.outbox, self.deadlines)
         self.cache = PrefixCache(20, PAGE, group="p", epoch=1)
+        books = Books(CONFIG, Address("p", 1), POOL, self.cache)
+        self.outbox, self.deadlines = books.outbox, books.deadlines
+        self.orders = PrefillHandoffQueue(books)
+        self.left: list[Sequence] = []
+        books.leave = lambda sequence, _: self.left.append(sequence)  # type: ignore[method-assign]
 
     def accept(self, grant_id: str = "g", now: float = 0.0, **more) -> Sequence:
         message = order(grant_id, **more)
@@ -52,6 +54,11 @@ class Bench:
         one.num_computed = num_tokens
         one.commit_full_pages(PAGE)
         self.orders.on_computed(one, now)
+
+    def ended(self) -> list[Sequence]:
+        """Sequences that have left since the last look."""
+        left, self.left = self.left, []
+        return left
 
     def told(self) -> list[tuple[str, object]]:
         """What is told at the end of a turn, by whom it is told to."""
@@ -142,14 +149,16 @@ def test_what_is_not_acknowledged_is_told_again_at_growing_intervals(bench: Benc
 def test_cancelled_is_gone_and_does_not_come_back(bench: Bench, monkeypatch) -> None:
     one = bench.accept()
     assert "g" in bench.orders
-    assert bench.orders.cancel("g") is one
-    assert bench.orders.cancel("g") is None
+    bench.orders.cancel("g", 1.0)
+    assert bench.ended() == [one]
+    bench.orders.cancel("g", 1.0)
+    assert bench.ended() == []
     assert len(bench.orders) == 0
     assert bench.deadlines.next() is None
     assert bench.orders.refusal(order()) == "cancelled"
     monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
-    bench.orders.cancel("x")
-    bench.orders.cancel("y")
+    bench.orders.cancel("x", 1.0)
+    bench.orders.cancel("y", 1.0)
     assert bench.orders.refusal(order()) is None, "what is remembered is bounded"
 
 
@@ -167,15 +176,19 @@ def test_only_so_many_are_held(bench: Bench) -> None:
 
 def test_a_failure_is_told_until_it_is_cancelled_and_holds_nothing(bench: Bench) -> None:
     one = bench.accept()
-    assert bench.orders.fail("g", "poisoned_request", "it raised", 1.0) is one
+    bench.orders.fail("g", "poisoned_request", "it raised", 1.0)
+    assert bench.ended() == [one]
     failed = ("d", PrefillFailed(grant_id="g", code="poisoned_request", message="it raised"))
     assert bench.told() == [failed]
-    assert bench.orders.fail("g", "again", "", 1.0) is None
-    assert bench.orders.fail("unknown", "x", "", 1.0) is None
+    bench.orders.fail("g", "again", "", 1.0)
+    assert bench.ended() == []
+    bench.orders.fail("unknown", "x", "", 1.0)
+    assert bench.ended() == []
     bench.orders.on_repeat_due("g", 1.5)
     assert bench.told() == [failed]
     assert (bench.orders.num_failed, bench.orders.running()) == (1, [])
-    assert bench.orders.cancel("g") is None
+    bench.orders.cancel("g", 1.0)
+    assert bench.ended() == []
 
 
 def test_pages_that_were_given_back_in_the_turn_they_were_computed_are_not_announced(bench: Bench) -> None:
@@ -190,16 +203,20 @@ def test_a_transfer_that_failed_fails_the_order_even_when_its_token_is_drawn(ben
     bench.computed(one, 10, 1.0)
     bench.orders.on_token(one, 77, b"", 1.0)
     bench.told()
-    assert bench.orders.on_transfer_failed(TransferFailed(grant_id="g", code="stale_page", message="m"), 1.0) is one
+    bench.orders.on_transfer_failed(TransferFailed(grant_id="g", code="stale_page", message="m"), 1.0)
+    assert bench.ended() == [one]
     assert bench.told() == [("d", PrefillFailed(grant_id="g", code="stale_page", message="m"))]
-    assert bench.orders.on_transfer_failed(TransferFailed(grant_id="x", code="stale_page", message=""), 1.0) is None
+    bench.orders.on_transfer_failed(TransferFailed(grant_id="x", code="stale_page", message=""), 1.0)
+    assert bench.ended() == []
 
 
 def test_an_agent_that_knows_no_such_grant_ends_the_order(bench: Bench) -> None:
     one = bench.accept()
     unknown = TransferFailed(grant_id="g", code="unknown_grant", message="")
-    assert bench.orders.on_transfer_failed(unknown, 1.0) is one
-    assert bench.orders.on_transfer_failed(unknown, 1.0) is None
+    bench.orders.on_transfer_failed(unknown, 1.0)
+    assert bench.ended() == [one]
+    bench.orders.on_transfer_failed(unknown, 1.0)
+    assert bench.ended() == []
     assert bench.told() == []
     assert bench.orders.refusal(order()) == "cancelled"
 
@@ -214,7 +231,8 @@ def test_signs_of_life_renew_the_lease(bench: Bench) -> None:
     bench.orders.on_pulled(PagesPulled(grant_id="g", num_pages=1), 5.0)
     bench.orders.on_pulled(PagesPulled(grant_id="x", num_pages=1), 5.0)
     assert bench.deadlines.at((LEASE, "g")) == 4.0 + CONFIG.lease_s, "no progress"
-    assert bench.orders.on_lease_over("g") is one
+    bench.orders.on_lease_over("g", 14.0)
+    assert bench.ended() == [one]
     assert len(bench.orders) == 0
     assert bench.orders.refusal(order()) is None, "the holder may be back"
 
@@ -222,20 +240,28 @@ def test_signs_of_life_renew_the_lease(bench: Bench) -> None:
 def test_the_holders_deadline_is_the_orders(bench: Bench) -> None:
     one = bench.accept()
     assert bench.deadlines.at((TIMEOUT, "g")) == 30.0
-    assert bench.orders.on_timeout("g", 30.0) is one
+    bench.orders.on_timeout("g", 30.0)
+    assert bench.ended() == [one]
     assert bench.told()[0][1].code == "deadline_exceeded"
     drawn = bench.accept("h")
     bench.computed(drawn, 10, 1.0)
     bench.orders.on_token(drawn, 77, b"", 1.0)
-    assert bench.orders.on_timeout("h", 30.0) is None
+    bench.orders.on_timeout("h", 30.0)
+    assert bench.ended() == []
 
 
 def test_a_lost_holder_wants_nothing(bench: Bench) -> None:
     one = bench.accept()
-    assert bench.orders.on_holder_lost(Address("d", 1)) == [], "an earlier incarnation"
-    assert bench.orders.on_holder_lost(Address("e", 9)) == []
-    assert bench.orders.on_holder_lost(D) == [one]
-    assert bench.orders.on_holder_lost(D) == []
+    bench.orders.on_holder_lost(Address("d", 1), 1.0)
+    assert bench.ended() == [], "an earlier incarnation"
+    bench.orders.on_holder_lost(Address("e", 9), 1.0)
+    assert bench.ended() == []
+    bench.orders.on_holder_lost(D, 1.0)
+    assert bench.ended() == [one]
+    bench.orders.on_holder_lost(D, 1.0)
+    assert bench.ended() == []
     bench.accept("h")
     bench.orders.fail("h", "x", "", 1.0)
-    assert bench.orders.on_holder_lost(D) == [], "it held nothing any more"
+    bench.ended()
+    bench.orders.on_holder_lost(D, 1.0)
+    assert bench.ended() == [], "it held nothing any more"

@@ -123,20 +123,20 @@ def test_a_prompt_whose_reading_is_interrupted_is_read_once_and_right(depth: int
     core = world.cores["m"]
     for base in (1, 2, 3):
         world.submit([base * 10 + at for at in range(8)], "m", max_tokens=24, ignore_eos=True)
-        core.growth.new_token_ratio = 0.1
+        core.books.growth.new_token_ratio = 0.1
     world.until(lambda: core.results.num_output_tokens >= 3)
     # As if the others were about to end: they are not, and take its pages while it is prefilled.
-    core.growth.new_token_ratio = 0.02
+    core.books.growth.new_token_ratio = 0.02
     read = world.submit([2 + at * 7 % 90 for at in range(48)], "m", max_tokens=3, is_read=True)
     victims: list[tuple[int, bool]] = []
-    preempt = core.running.preempt
+    preempt = core.books.running.preempt
 
     def watched(victim: Sequence) -> None:
         if victim.reading is not None:
             victims.append((victim.reading.next, victim.reading.is_whole))
         preempt(victim)
 
-    core.running.preempt = watched
+    core.books.running.preempt = watched
     world.settle()
     assert read.finish
     assert [at for at, is_whole in victims if at > 1 and not is_whole], "it was preempted between two chunks"

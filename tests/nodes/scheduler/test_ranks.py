@@ -177,7 +177,7 @@ class RankWorker(Worker):
         return msgspec.structs.replace(super().adopted(), group_epoch=self.world.group_of[self.actor_id])
 
     def write(self, pages: Sequence[int], start: int, tokens: Sequence[int]) -> None:
-        allocator = self.world.cores["m"].cache.blocks.allocator
+        allocator = self.world.cores["m"].books.cache.blocks.allocator
         written = range(start // PAGE, (start + len(tokens) - 1) // PAGE + 1)
         assert all(allocator.state(pages[index]) is PageState.RUNNING for index in written), "written when given back"
         super().write(pages, start, tokens)

@@ -22,7 +22,7 @@ class Heirs:
 
     def _follow(self, cache, recovered, epoch) -> SchedulerCore:
         old = self.world.cores["m"]
-        core = SchedulerCore(old.config, Address("m", epoch), old.own_grants.pool, cache, "n", recovered)
+        core = SchedulerCore(old.books.config, Address("m", epoch), old.books.pool, cache, "n", recovered)
         self.world.cores["m"] = core
         self.world.perform(core, core.start(self.world.now))
         self.world.members()
@@ -62,11 +62,11 @@ def test_who_comes_again_computes_at_most_a_page_again() -> None:
     heirs = Heirs()
     requests = running(heirs, 21, 9)
     core = heirs.die()
-    assert len(core.recovered) == 2
-    while core.pipeline.adopted is None or len(core.queue):
+    assert len(core.books.recovered) == 2
+    while core.pipeline.adopted is None or len(core.books.queue):
         for link in heirs.world.busy_links():
             heirs.world.deliver(link)
-    assert len(core.recovered) == 0, "claimed, and not let go when the lease was over"
+    assert len(core.books.recovered) == 0, "claimed, and not let go when the lease was over"
     heirs.world.settle()
     for request in requests:
         assert request.finish == "length"
@@ -80,26 +80,26 @@ def test_what_nobody_claims_is_free_after_the_lease() -> None:
     heirs.world.requests.clear()
     core = heirs.die()
     heirs.world.flush()
-    available = core.cache.num_available()
+    available = core.books.cache.num_available()
     assert available < NUM_PAGES - 1
     assert core.stats()["mesh_scheduler_num_recovered"] == 1
-    heirs.world.advance(heirs.world.now + core.config.lease_s + 0.1)
-    assert core.cache.num_available() == NUM_PAGES - 1
-    assert core.cache.match([*requests[0].prompt, 5]).num_tokens == 20
-    assert core.cache.num_pages_in(PageState.RUNNING) == 0
+    heirs.world.advance(heirs.world.now + core.books.config.lease_s + 0.1)
+    assert core.books.cache.num_available() == NUM_PAGES - 1
+    assert core.books.cache.match([*requests[0].prompt, 5]).num_tokens == 20
+    assert core.books.cache.num_pages_in(PageState.RUNNING) == 0
     core.assert_idle()
 
 
 def test_who_is_here_does_not_wait_for_those_who_may_not_come() -> None:
     heirs = Heirs(num_pages=12)
     core = followed(heirs, 25)
-    assert len(core.recovered) == 1
+    assert len(core.books.recovered) == 1
     other = heirs.world.submit(prompt(30, 7), "m", max_tokens=8)
     began = heirs.world.now
     while not other.finish:
         heirs.world.flush()
     assert heirs.world.now - began < 1.0
-    assert len(core.recovered) == 0
+    assert len(core.books.recovered) == 0
 
 
 def test_the_last_one_running_gets_the_pages_of_those_who_may_not_come() -> None:
@@ -108,4 +108,4 @@ def test_the_last_one_running_gets_the_pages_of_those_who_may_not_come() -> None
     other = heirs.world.submit(prompt(9, 7), "m", max_tokens=30, ignore_eos=True)
     while not other.finish:
         heirs.world.flush()
-    assert (len(core.recovered), other.finish) == (0, "length")
+    assert (len(core.books.recovered), other.finish) == (0, "length")

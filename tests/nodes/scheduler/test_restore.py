@@ -23,17 +23,14 @@ from kvstore.protocol import (
     TransferFailed,
 )
 from mesh.address import Address
-from mesh.runtime.deadlines import Deadlines
 from mesh.runtime.effects import Ask
+from nodes.protocol import Adopted
 from nodes.request import RequestSpec, Sampling
-from nodes.scheduler.asks import PersistentAsks
+from nodes.scheduler.books import Books
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.events import Outbox
-from nodes.scheduler.fates import Fates
-from nodes.scheduler.handoff.own_grants import CLOSE, OPEN, OwnGrants
+from nodes.scheduler.handoff.own_grants import CLOSE, EXPIRE, OPEN, OwnGrants
 from nodes.scheduler.handoff.restore import (
     AGAIN_S,
-    EXPIRE,
     FIND,
     LEAST_S,
     LOOK_S,
@@ -73,26 +70,32 @@ class Bench:
     """One scheduler's restores. The disk of its agent has what a test says."""
 
     def __init__(self, config: SchedulerConfig = CONFIG, numerics: str = "cpu") -> None:
-        self.outbox, self.deadlines, self.prefills = Outbox(), Deadlines(), LearnedRate()
-        self.asks = PersistentAsks(self.outbox, self.deadlines)
-        self.own = OwnGrants(config, POOL, Address("d", 2), "n", self.outbox, self.deadlines, self.asks)
         self.cache = PrefixCache(NUM_PAGES, PAGE, group="d", epoch=2)
+        self.books = Books(config, Address("d", 2), POOL, self.cache)
+        self.books.worker = Adopted(worker_epoch=1, numerics=numerics, vocab_size=999)
+        self.outbox, self.deadlines, self.asks = self.books.outbox, self.books.deadlines, self.books.asks
+        self.prefills = self.books.prefills
+        self.own = OwnGrants(self.books, "n")
         self.kept: list[int] = []
-        self.restores = RestoreQueue(
-            config,
-            self.cache,
-            self.own,
-            self.outbox,
-            self.deadlines,
-            self.prefills,
-            lambda: numerics,
-            self.kept.extend,
-            Fates("d", PAGE, lambda: self.is_mixed),
-        )
+        self.restores = RestoreQueue(self.books, self.own, self)  # type: ignore[arg-type]
+        self.back: list[Sequence] = []
+        self.books.put_back = lambda one: self.back.append(one)  # type: ignore[method-assign]
         self.rows = 0
         self.is_mixed = False
         self.numbers: dict[str, str] = {}
         self.asked: dict[str, int] = {}
+
+    def are_stored(self, pages: list[int]) -> None:
+        self.kept += pages
+
+    def ended(self) -> list[Sequence]:
+        """Sequences that wait again, since the last look."""
+        back, self.back = self.back, []
+        return back
+
+    def pulled(self, grant_id: str, num_pages: int, now: float, *, complete: bool = False) -> list[Sequence]:
+        self.own.on_pulled(PagesPulled(grant_id=grant_id, num_pages=num_pages, complete=complete), now)
+        return self.ended()
 
     def sequence(self, tokens: list[int] = PROMPT, extra_key: str = "") -> Sequence:
         self.rows += 1
@@ -317,7 +320,7 @@ def test_one_that_was_preempted_looks_again_but_not_after_a_failure(bench: Bench
     assert isinstance(asked, FindStored)
     assert [prompt.name for prompt in asked.prompts] == ["1.2"], "once each time"
     failed, grant_id = bench.opened(3)
-    bench.restores.on_expired(grant_id, 1.0)
+    bench.own.on_expired(grant_id, 1.0)
     failed.num_preemptions += 1
     bench.restores.look_again(failed, 0.0)
     assert [message for message in bench.taken() if isinstance(message, FindStored)] == []
@@ -333,9 +336,9 @@ def test_nothing_is_read_that_does_not_continue_what_is_cached(bench: Bench) -> 
 def test_what_is_read_is_cached_and_the_sequence_waits_again(bench: Bench) -> None:
     bench.cached(PROMPT[:PAGE])
     one, grant_id = bench.opened(3)
-    assert bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=1), 0.5) is None
-    assert bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 2.0) is one
-    assert (one.kv, one.num_restored, len(bench.restores)) == (None, 3 * PAGE, 0)
+    assert bench.pulled(grant_id, 1, 0.5) == []
+    assert bench.pulled(grant_id, 3, 2.0, complete=True) == [one]
+    assert (one.kv, one.num_restored, len(bench.books.loans)) == (None, 3 * PAGE, 0)
     assert bench.cache.match(PROMPT).num_tokens == 4 * PAGE
     assert entered(one, 4) == [("cached", 1), ("restored", 3), ("evicted", 1)]
     assert bench.pages(PageState.CACHED) == 4
@@ -343,55 +346,56 @@ def test_what_is_read_is_cached_and_the_sequence_waits_again(bench: Bench) -> No
     assert bench.restores.reads.per_second == pytest.approx(1.5)
     assert bench.restores.offer(one, 0, 2.0) is None, "a sequence restores once"
     assert bench.taken() == [CloseGrant(grant_id=grant_id)], "or the agent tells it again and again"
-    assert bench.own.on_closed(grant_id, GrantClosed(grant_id=grant_id)) == []
+    bench.own.on_closed(grant_id, GrantClosed(grant_id=grant_id))
     assert bench.own.num_closing == 0
-    assert bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 2.0) is None
+    assert bench.pulled(grant_id, 3, 2.0, complete=True) == []
 
 
 @pytest.mark.parametrize("how", ["refused", "failed", "late", "expired", "agent lost"])
 def test_what_could_not_be_read_is_computed(bench: Bench, how: str) -> None:
     one, grant_id = bench.opened(3)
     if how != "refused":
-        bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=1), 0.5)
+        bench.pulled(grant_id, 1, 0.5)
     match how:
         case "refused":
             refused = GrantsOpened(opened=[], refused=[GrantRefused(grant_id=grant_id, code="draining")])
-            (answer,) = bench.own.on_opened(bench.numbers[OPEN], refused, 1.0)
-            ended = bench.restores.on_open_answer(*answer, 1.0)
+            bench.own.on_opened(bench.numbers[OPEN], refused, 1.0)
         case "failed" | "late":
             code = "corrupt_pages" if how == "failed" else "deadline_exceeded"
-            ended = bench.restores.on_transfer_failed(TransferFailed(grant_id=grant_id, code=code, message=""), 1.0)
+            bench.own.on_transfer_failed(TransferFailed(grant_id=grant_id, code=code, message=""), 1.0)
         case "expired":
-            ended = bench.restores.on_expired(grant_id, 1.0)
+            bench.own.on_expired(grant_id, 1.0)
         case _:
-            assert bench.restores.on_peer_lost("other", 1.0) == []
-            (ended,) = bench.restores.on_peer_lost("a", 1.0)
+            bench.own.on_peer_lost("other", 1.0)
+            assert bench.ended() == []
+            bench.own.on_peer_lost("a", 1.0)
     num_good = 0 if how == "refused" else 1
-    assert ended is one
+    assert bench.ended() == [one]
     why = {"failed": "corrupt", "late": "timed_out", "expired": "timed_out"}.get(how, "failed")
     assert entered(one, num_good) == [("restored", 1)] * num_good + [(why, 3 - num_good), ("evicted", 2)]
-    assert (one.kv, len(bench.restores), bench.restores.num_failed) == (None, 0, 1)
+    assert (one.kv, len(bench.books.loans), bench.restores.num_failed) == (None, 0, 1)
     assert bench.cache.match(PROMPT).num_tokens == num_good * PAGE
     assert bench.pages(PageState.QUARANTINED) == 3 - num_good, "a read that the disk has begun goes on"
     assert bench.restores.offer(one, 0, 1.0) is None, "not again after a failure"
     # A disk is slow by what it did not do in time, and by nothing else.
     assert (bench.restores.reads.per_second > 0) == (how in ("late", "expired"))
     assert bench.taken() == [CloseGrant(grant_id=grant_id)]
-    pages = bench.own.on_closed(grant_id, GrantClosed(grant_id=grant_id))
-    bench.cache.clear_quarantined(pages)
+    bench.own.on_closed(grant_id, GrantClosed(grant_id=grant_id))
     assert bench.pages(PageState.FREE) == NUM_PAGES - 1 - num_good
     assert bench.cache.check() == []
 
 
 def test_silence_ends_a_restore_when_its_time_is_over(bench: Bench) -> None:
     one, grant_id = bench.opened(3)
-    assert bench.own.on_ask_failed(bench.numbers[OPEN], "deadline_exceeded", 2.0) == [], "it is asked again"
+    bench.own.on_ask_failed(bench.numbers[OPEN], "deadline_exceeded", 2.0)
+    assert bench.ended() == [], "it is asked again"
     assert bench.deadlines.pop_due(2.5) == (LOOKED, "")
     assert bench.deadlines.pop_due(2.5) == (OPEN, "a")
     bench.own.on_retry_due("a")
     bench.taken()
     assert bench.deadlines.pop_due(UNKNOWN_S) == (EXPIRE, grant_id)
-    assert bench.restores.on_expired(grant_id, UNKNOWN_S) is one
+    bench.own.on_expired(grant_id, UNKNOWN_S)
+    assert bench.ended() == [one]
     assert [type(message) for message in bench.taken()] == [CloseGrant]
 
 
@@ -407,9 +411,9 @@ def test_a_restore_gets_twice_the_time_of_computing(bench: Bench) -> None:
 
 def test_one_that_is_given_up_gives_its_pages_back(bench: Bench) -> None:
     one, grant_id = bench.opened(3)
-    bench.restores.revoke(one, 0.5)
-    assert (one.kv, len(bench.restores)) == (None, 0)
-    assert bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 1.0) is None
+    bench.restores.give_up(bench.books.loan_of(one), "revoked", 0.5)
+    assert (one.kv, len(bench.books.loans)) == (None, 0)
+    assert bench.pulled(grant_id, 3, 1.0, complete=True) == []
     assert bench.asks.get((CLOSE, grant_id)) is not None
     assert bench.restores.reads.per_second == 0.0
 
@@ -419,7 +423,7 @@ def test_pages_are_computed_where_that_is_quicker_until_the_disk_is_tried_again(
     two, three = bench.looked(3), bench.looked(3)
     one, grant_id = bench.opened(3)
     # Three pages take a second, and computing them 0.12.
-    bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 1.0)
+    bench.pulled(grant_id, 3, 1.0, complete=True)
     bench.cache.reset()
     assert bench.restores.offer(two, 0, 2.0) is None
     assert not bench.restores.must_wait(two, 0, 2.0)
@@ -442,14 +446,14 @@ def test_pages_are_computed_where_that_is_quicker_until_the_disk_is_tried_again(
 def test_a_trial_says_what_the_disk_is_now(bench: Bench, took_s: float, *, is_read: bool) -> None:
     bench.prefills.observe(100, 1.0)
     _, grant_id = bench.opened(3)
-    bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 3.0)
+    bench.pulled(grant_id, 3, 3.0, complete=True)
     bench.cache.reset()
     _, grant_id = bench.opened(3, AGAIN_S)
     assert bench.deadlines.at((EXPIRE, grant_id)) == AGAIN_S + TRIAL_TIMEOUT_S
     if took_s < TRIAL_TIMEOUT_S:
-        bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=1, complete=True), AGAIN_S + took_s)
+        bench.pulled(grant_id, 1, AGAIN_S + took_s, complete=True)
     else:
-        bench.restores.on_expired(grant_id, AGAIN_S + took_s)
+        bench.own.on_expired(grant_id, AGAIN_S + took_s)
     bench.cache.reset()
     bench.restores.look(bench.sequence(), AGAIN_S + 1.0)
     assert any(isinstance(one, FindStored) for one in bench.taken(AGAIN_S + 1.0)) == is_read
@@ -457,7 +461,7 @@ def test_a_trial_says_what_the_disk_is_now(bench: Bench, took_s: float, *, is_re
 
 def test_a_page_is_computed_while_nobody_knows_how_long_that_takes(bench: Bench) -> None:
     _, grant_id = bench.opened(3)
-    bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 1.0)
+    bench.pulled(grant_id, 3, 1.0, complete=True)
     bench.cache.reset()
     offer = bench.restores.offer(bench.looked(3), 0, 2.0)
     assert offer is not None
@@ -472,7 +476,7 @@ def test_a_page_is_computed_while_nobody_knows_how_long_that_takes(bench: Bench)
 def test_a_disk_that_is_quick_is_read(bench: Bench) -> None:
     bench.prefills.observe(PAGE, 1.0)
     _, grant_id = bench.opened(3)
-    bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=3, complete=True), 1.0)
+    bench.pulled(grant_id, 3, 1.0, complete=True)
     bench.cache.reset()
     assert bench.restores.offer(bench.looked(3), 0, 2.0) is not None
 
@@ -492,7 +496,7 @@ def test_who_begins_alike_waits_for_what_is_being_read(bench: Bench) -> None:
     assert not bench.restores.must_wait(shorter, 2 * PAGE, 1.0)
     assert not bench.restores.must_wait(other, 0, 1.0)
     assert not bench.restores.must_wait(salted, 0, 1.0), "equal tokens of another salt are other pages"
-    bench.restores.on_pulled(PagesPulled(grant_id=grant_id, num_pages=4, complete=True), 1.0)
+    bench.pulled(grant_id, 4, 1.0, complete=True)
     assert not bench.restores.must_wait(alike, 0, 1.0)
 
 
@@ -501,9 +505,9 @@ def test_no_more_are_read_at_once_than_a_disk_has_use_for(bench: Bench) -> None:
     one, none = bench.looked(2), bench.looked(0)
     assert bench.restores.must_wait(one, 0, 1.0)
     assert not bench.restores.must_wait(none, 0, 1.0), "nothing is stored of it"
-    bench.restores.on_pulled(PagesPulled(grant_id=opened[0][1], num_pages=1, complete=True), 1.0)
+    bench.pulled(opened[0][1], 1, 1.0, complete=True)
     assert not bench.restores.must_wait(one, 0, 1.0)
-    assert [sequence for sequence, _ in opened[1:]] == bench.restores.sequences()
+    assert [sequence for sequence, _ in opened[1:]] == bench.books.lent(Stage.RESTORE)
 
 
 def test_rates_fade_and_take_no_nonsense() -> None:

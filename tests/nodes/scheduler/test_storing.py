@@ -27,7 +27,7 @@ class Taught(World):
 
     def put(self, sender: str, receiver: str, message: Any, **more: Any) -> None:
         if isinstance(message, StorePages):
-            memory, cache = self.memories[message.group], self.cores[sender].cache
+            memory, cache = self.memories[message.group], self.cores[sender].books.cache
             columns = zip(message.pages, message.generations, message.hashes, message.parents, strict=True)
             for page, generation, own, parent in columns:
                 packed = b"".join(token.to_bytes(4, "little") for token in memory[page])
@@ -79,7 +79,7 @@ def figures(world: World, name: str = "m") -> tuple[float, float]:
 def test_without_the_setting_nothing_is_told_or_listened_to() -> None:
     world = taught("")
     serve(world, prompt(20))
-    cache = world.cores["m"].cache
+    cache = world.cores["m"].books.cache
     assert (world.kept, cache.blocks.on_published, cache.on_reused) == ([], None, None)
     assert not [name for name in world.cores["m"].stats() if "store" in name]
 

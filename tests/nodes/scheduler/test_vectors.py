@@ -70,18 +70,18 @@ def test_a_vector_that_is_preempted_begins_again_and_is_right() -> None:
     core = world.cores["m"]
     for base in (1, 2, 3):
         world.submit([base * 10 + at for at in range(8)], "m", max_tokens=24, ignore_eos=True)
-        core.growth.new_token_ratio = 0.1
+        core.books.growth.new_token_ratio = 0.1
     world.until(lambda: core.results.num_output_tokens >= 3)
-    core.growth.new_token_ratio = 0.02
+    core.books.growth.new_token_ratio = 0.02
     vector = world.submit(prompt(48), "m", kind="mean")
     seen: list[bytes] = []
-    preempt = core.running.preempt
+    preempt = core.books.running.preempt
 
     def watched(victim: Sequence) -> None:
         seen.append(victim.pooled if victim.is_vector else b"")
         preempt(victim)
 
-    core.running.preempt = watched
+    core.books.running.preempt = watched
     world.settle()
     world.check()
     assert vector.finish
@@ -160,6 +160,6 @@ def test_an_encoder_s_prompts_are_computed_whole_and_their_pages_are_nobody_s() 
     assert all(one.finish for one in vectors)
     assert token.failure == "unsupported_ask"
     assert max(tokens for _, tokens in worker.row_counts) == 40
-    assert core.cache.num_hit_tokens == 0
-    assert core.cache.blocks.num_violations == 0
-    assert core.cache.match(array("i", prompt(40))).num_tokens == 0, "no page is found by its tokens"
+    assert core.books.cache.num_hit_tokens == 0
+    assert core.books.cache.blocks.num_violations == 0
+    assert core.books.cache.match(array("i", prompt(40))).num_tokens == 0, "no page is found by its tokens"

@@ -38,7 +38,7 @@ class Deadly:
         plan = packet.message
         if not isinstance(plan, StepPlan) or f"w-{group}" != worker:
             return False
-        running = self.world.cores[group].running
+        running = self.world.cores[group].books.running
         sequences = column(packet.buffers, RowColumn.SEQUENCE)
         # Orders of another group's scheduler are among those that run, and not among the attempts.
         names = {one.request_id for key, one in (running.prefilling | running.decoding).items() if key in sequences}
