@@ -13,8 +13,9 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mesh.address import Address
+from mesh.runtime.effects import Tell, Told
 from nodes.detokenizer.config import DetokenizerLimits
-from nodes.detokenizer.core import DetokenizerCore, SendText, TokensArrived
+from nodes.detokenizer.core import DetokenizerCore
 from nodes.detokenizer.incremental import DecoderFactory
 from nodes.protocol import HotNodeMessage, StreamOpen, TokenBatch
 from nodes.request import StopRules
@@ -51,7 +52,7 @@ def measure(tokenizer: Tokenizer, stops: list[str], num_streams: int, num_steps:
     rules = StopRules(1 << 20, stop=stops)
     opens = [StreamOpen(i, f"chatcmpl-{i:024d}", 0, f"gateway-{i % 2}", rules, [], []) for i in range(num_streams)]
     empty = TokenBatch(streams=[], positions=[], counts=[], token_ids=[], opens=opens)
-    core.handle(TokensArrived(SCHEDULER, empty), 0.0)
+    core.handle(Told(SCHEDULER, empty), 0.0)
     ids = itertools.cycle(tokenizer.encode("".join(TEXT), add_special_tokens=False).ids)
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(HotNodeMessage)
     columns = list(range(num_streams)), [1] * num_streams
@@ -67,10 +68,10 @@ def measure(tokenizer: Tokenizer, stops: list[str], num_streams: int, num_steps:
         start = time.perf_counter()
         arrived = decoder.decode(frame)
         decoded = time.perf_counter()
-        commands = core.handle(TokensArrived(SCHEDULER, arrived), step * 0.01)
+        commands = core.handle(Told(SCHEDULER, arrived), step * 0.01)
         handled = time.perf_counter()
         for command in commands:
-            if isinstance(command, SendText):
+            if isinstance(command, Tell):
                 encoder.encode(command.message)
         end = time.perf_counter()
         core_s.append(handled - decoded)

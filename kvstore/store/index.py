@@ -81,7 +81,8 @@ class StoreIndex:
         self._gone: list[int] = []
         self._claimed: dict[bytes, Claim] = {}
         # One counter for sequences and for times of use, so that both survive a restart, the times roughly.
-        self._last = 0
+        self.last_sequence = 0
+        """None that was ever given is above it."""
         self._candidates: list[tuple[int, int]] = []
         self._horizon = 0
 
@@ -100,11 +101,6 @@ class StoreIndex:
     def num_claimed(self) -> int:
         return len(self._claimed)
 
-    @property
-    def last_sequence(self) -> int:
-        """None that was ever given is above it."""
-        return self._last
-
     def lookup(self, hashes: Sequence[bytes]) -> tuple[list[int], list[int]]:
         """Slots and sequences of the longest run of `hashes`, from the first on, that is stored; it counts as used."""
         if not hashes:
@@ -112,8 +108,8 @@ class StoreIndex:
         found = self._by_hash.find(hash_words(hashes))
         missing = np.nonzero(found == NO_SLOT)[0]
         found = found[: missing[0]] if len(missing) else found
-        self._last += 1
-        self._used[found] = self._last
+        self.last_sequence += 1
+        self._used[found] = self.last_sequence
         return found.tolist(), self._sequences[found].tolist()
 
     def holds(self, hashes: Sequence[bytes]) -> list[bool]:
@@ -147,8 +143,8 @@ class StoreIndex:
             if not self._free.num_free:
                 break
             slot = self._slot_for(name, len(wanted) - number)
-            self._last += 1
-            self._claimed[name.page_hash] = claim = Claim(slot, self._last, name)
+            self.last_sequence += 1
+            self._claimed[name.page_hash] = claim = Claim(slot, self.last_sequence, name)
             claims.append(claim)
         return claims
 
@@ -166,8 +162,8 @@ class StoreIndex:
         self._hash_at[slot, 0], self._hash_at[slot, 1] = key
         self._parent_at[slot, 0], self._parent_at[slot, 1] = parent_key
         self._sequence_at[slot], self._checksum_at[slot] = sequence, checksum
-        self._last += 1
-        self._used_at[slot] = self._last
+        self.last_sequence += 1
+        self._used_at[slot] = self.last_sequence
         # Children may be here already: pages are stored in the order in which they come, and some are dropped.
         children = list(self._orphans.all_of(key))
         for child in children:
@@ -248,7 +244,7 @@ class StoreIndex:
         self._sequences[self._sequences > 0] += np.uint64(after)
         # The order in which they were written is all that heads tell of their use.
         self._used[:] = self._sequences
-        self._last = max(after, int(self._sequences.max(initial=0)))
+        self.last_sequence = max(after, int(self._sequences.max(initial=0)))
         self._free.mark(self._sequences > 0)
         self.num_stored = len(slots)
 
@@ -333,12 +329,12 @@ class StoreIndex:
     def _evict(self, count: int, names: Sequence[PageName]) -> None:
         """Free up to `count` slots, but not those of pages in `names` or of their parents: a prefix is being stored."""
         kept = self._by_hash.find(hash_words([page_hash for name in names for page_hash in name]))
-        self._last += 1
+        self.last_sequence += 1
         # Used now, so that they are the last; and what is last is not taken.
-        self._used[kept[kept != NO_SLOT]] = self._last
+        self._used[kept[kept != NO_SLOT]] = self.last_sequence
         for _ in range(count):
             slot = self._oldest()
-            if slot is None or self._used_at[slot] == self._last:
+            if slot is None or self._used_at[slot] == self.last_sequence:
                 return
             self._remove(slot)
             self._give_back(slot, reusable=True)
@@ -358,7 +354,7 @@ class StoreIndex:
             if not len(leaves):
                 return None
             used_by = self._used[leaves]
-            self._horizon = self._last
+            self._horizon = self.last_sequence
             if len(leaves) > _CANDIDATES:
                 chosen = np.argpartition(used_by, _CANDIDATES)[:_CANDIDATES]
                 leaves, used_by = leaves[chosen], used_by[chosen]

@@ -28,7 +28,11 @@ CORE_EVENT: Final = "core event"
 """Log messages: one line with the first, then the core's last events, oldest first, as lines with the second."""
 
 
-def perform(effect: Effect, ctx: Context, feed: Callable[[Outcome], None]) -> None:
+def _nobody_asks(outcome: Outcome) -> None:
+    raise AssertionError(f"the outcome of {outcome.tag} is for a core that asks nothing")
+
+
+def perform(effect: Effect, ctx: Context, feed: Callable[[Outcome], None] = _nobody_asks) -> None:
     """Perform what a core wants of the mesh; `feed` is called with the outcome of an `Ask`, once, and not in here."""
     match effect:
         case Tell(actor_id, message, channel, buffers):

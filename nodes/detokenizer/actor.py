@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from mesh.actor import Actor
 from mesh.address import Address
 from mesh.runtime.driver import CoreDriver
+from mesh.runtime.effects import Tell, Told
 from mesh.transport.base import Buffer, Channel
 from mesh.wire.codec import Codec
 from nodes.detokenizer.config import DetokenizerConfig
@@ -19,9 +20,7 @@ from nodes.detokenizer.core import (
     LeaseTick,
     MalformedBatch,
     SchedulerLost,
-    SendText,
     SendToScheduler,
-    TokensArrived,
 )
 from nodes.detokenizer.incremental import DecoderFactory
 from nodes.model_spec import describe_model
@@ -71,7 +70,7 @@ class DetokenizerActor(Actor):
             return
         self._restart_drain_timer()
         try:
-            self._handle(TokensArrived(sender, message))
+            self._handle(Told(sender, message))
         except MalformedBatch as error:
             # Without labels: otherwise any peer that may send batches could make as many series as there is room for.
             self.ctx.metrics.count("mesh_malformed_batches_total")
@@ -118,8 +117,8 @@ class DetokenizerActor(Actor):
 
     def _perform(self, command: Command) -> None:
         match command:
-            case SendText():
-                self.ctx.tell(command.gateway, command.message)
+            case Tell(gateway, message):
+                self.ctx.tell(gateway, message)
             case SendToScheduler(scheduler, message):
                 member = self.ctx.members.get(scheduler.actor_id)
                 # Stream numbers mean nothing to the next incarnation.

@@ -17,7 +17,9 @@ from itertools import islice, repeat
 from typing import Final, NamedTuple, assert_never
 
 from mesh.address import Address
+from mesh.runtime.effects import Tell, Told
 from mesh.runtime.trace_ring import key_of
+from mesh.transport.base import Channel
 from nodes.detokenizer.config import DetokenizerLimits
 from nodes.detokenizer.incremental import DecoderFactory, TokenDecoder
 from nodes.detokenizer.stop_strings import StopMatcher, compile_stops
@@ -39,13 +41,6 @@ _MAX_ASKED: Final = 4096
 """Unknown streams whose last question is remembered; beyond that all are forgotten, and may be asked for once more."""
 
 
-class TokensArrived(NamedTuple):
-    """A scheduler's step."""
-
-    scheduler: Address
-    batch: TokenBatch
-
-
 class SchedulerLost(NamedTuple):
     """An incarnation of a scheduler is gone or cut off; if it comes back it is asked to open its streams again."""
 
@@ -56,13 +51,6 @@ class LeaseTick(NamedTuple):
     """Time has passed: forget streams whose lease is over."""
 
 
-class SendText(NamedTuple):
-    """Tell a gateway."""
-
-    gateway: str
-    message: TextBatch
-
-
 class SendToScheduler(NamedTuple):
     """Tell one incarnation of a scheduler."""
 
@@ -70,8 +58,9 @@ class SendToScheduler(NamedTuple):
     message: Resend | StopAt
 
 
-Event = TokensArrived | SchedulerLost | LeaseTick
-Command = SendText | SendToScheduler
+Event = Told | SchedulerLost | LeaseTick
+"""It is told `TokenBatch`, a scheduler's step."""
+Command = Tell | SendToScheduler
 
 
 class MalformedBatch(ValueError):
@@ -385,8 +374,8 @@ class DetokenizerCore:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take an event; returns what to send. Raises MalformedBatch. `now` is any monotonic clock, seconds."""
         match event:
-            case TokensArrived():
-                return self._take_batch(event.scheduler, event.batch, now)
+            case Told(scheduler, batch):
+                return self._take_batch(scheduler, batch, now)
             case SchedulerLost():
                 self.senders.pop(event.scheduler, None)
             case LeaseTick():
@@ -424,7 +413,8 @@ class DetokenizerCore:
         return self._commands(scheduler, step)
 
     def _commands(self, scheduler: Address, step: Step) -> list[Command]:
-        commands: list[Command] = [SendText(gateway, TextBatch(deltas=d)) for gateway, d in step.deltas.items()]
+        texts = step.deltas.items()
+        commands: list[Command] = [Tell(gateway, TextBatch(deltas=d), Channel.DATA) for gateway, d in texts]
         if step.stops:
             commands.append(SendToScheduler(scheduler, StopAt(attempts=step.stops)))
         if step.gaps or step.unknown:

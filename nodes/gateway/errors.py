@@ -44,13 +44,20 @@ def renamed(message: str, name_of: NameOf) -> str:
 
 
 class ApiError(Exception):
-    """An answer other than 2xx. `type` and `code` follow OpenAI's names where it has one."""
+    """An answer other than 2xx. `type` and `code` follow OpenAI's names where it has one.
+
+    A kind declares what its base does not say already, as in `class NotYet(ApiError, status=501)`.
+    """
 
     status = 500
     type = "server_error"
     code: str | None = "internal_error"
     is_logged = False
     """Whether the failed request has been logged already, where the error was raised."""
+
+    def __init_subclass__(cls, *, status: int | None = None, type: str | None = None, code: str | None = None) -> None:
+        super().__init_subclass__()
+        cls.status, cls.type, cls.code = status or cls.status, type or cls.type, code or cls.code
 
     def __init__(
         self,
@@ -116,112 +123,66 @@ class OpenAIErrors(ErrorForm):
 OPENAI_ERRORS = OpenAIErrors()
 
 
-class BadRequest(ApiError):
+class BadRequest(ApiError, status=400, type="invalid_request_error"):
     """The client's mistake; sending it again changes nothing."""
 
-    status = 400
-    type = "invalid_request_error"
     code = None
 
 
-class Unauthorized(BadRequest):
+class Unauthorized(BadRequest, status=401, code="invalid_api_key"):
     """No API key, or not one of this server's. Anthropic's surface says `authentication_error` for it."""
 
-    status = 401
-    code = "invalid_api_key"
 
-
-class Forbidden(BadRequest):
+class Forbidden(BadRequest, status=403, type="permission_error", code="admin_key_required"):
     """Whoever asks may not have this done."""
 
-    status = 403
-    type = "permission_error"
-    code = "admin_key_required"
 
-
-class UnknownModel(BadRequest):
+class UnknownModel(BadRequest, status=404, code="model_not_found"):
     """No such model here."""
 
-    status = 404
-    code = "model_not_found"
 
-
-class UnknownRoute(BadRequest):
+class UnknownRoute(BadRequest, status=404, code="not_found"):
     """No such path."""
 
-    status = 404
-    code = "not_found"
 
-
-class WrongMethod(BadRequest):
+class WrongMethod(BadRequest, status=405, code="method_not_allowed"):
     """The path exists, the method does not."""
 
-    status = 405
-    code = "method_not_allowed"
 
-
-class TooSlow(BadRequest):
+class TooSlow(BadRequest, status=408, code="request_timeout"):
     """A head or a body did not arrive in time."""
 
-    status = 408
-    code = "request_timeout"
 
-
-class Conflict(BadRequest):
+class Conflict(BadRequest, status=409, code="undone"):
     """Somebody else had the opposite done, or the same in another way."""
 
-    status = 409
-    code = "undone"
 
-
-class BodyTooLarge(BadRequest):
+class BodyTooLarge(BadRequest, status=413, code="body_too_large"):
     """The body is over the limit."""
 
-    status = 413
-    code = "body_too_large"
 
-
-class WrongMediaType(BadRequest):
+class WrongMediaType(BadRequest, status=415, code="unsupported_media_type"):
     """A compressed body, or one that is not JSON."""
 
-    status = 415
-    code = "unsupported_media_type"
 
-
-class TooManyRequests(ApiError):
+class TooManyRequests(ApiError, status=429, type="rate_limit_error", code="too_many_requests"):
     """This gateway holds as many requests as it may, or as many of this API key."""
-
-    status = 429
-    type = "rate_limit_error"
-    code = "too_many_requests"
 
 
 class Internal(ApiError):
     """The server's fault, and not worth a retry."""
 
 
-class NotYet(ApiError):
+class NotYet(ApiError, status=501, type="not_implemented_error", code="not_implemented"):
     """A route that other servers have and this one does not yet, so that clients learn what is missing."""
 
-    status = 501
-    type = "not_implemented_error"
-    code = "not_implemented"
 
-
-class Unavailable(ApiError):
+class Unavailable(ApiError, status=503, type="service_unavailable", code="service_unavailable"):
     """A role is missing, full or draining; worth a retry."""
 
-    status = 503
-    type = "service_unavailable"
-    code = "service_unavailable"
 
-
-class TimedOut(ApiError):
+class TimedOut(ApiError, status=504, type="timeout_error", code="request_timeout"):
     """The request took longer than any request may."""
-
-    status = 504
-    type = "timeout_error"
-    code = "request_timeout"
 
 
 _CLIENTS_FAULT = frozenset(

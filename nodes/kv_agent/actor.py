@@ -8,7 +8,7 @@ performs its commands.
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, assert_never
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from typing_extensions import override
 
@@ -39,7 +39,8 @@ from mesh.address import Address
 from mesh.calls.batches import cut
 from mesh.errors import CallError
 from mesh.membership.view import Member
-from mesh.runtime.driver import CoreDriver
+from mesh.runtime.driver import CoreDriver, perform
+from mesh.runtime.effects import Asked, Reply, Tell, Told
 from mesh.runtime.timers import DeadlineTimer
 from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
@@ -49,30 +50,23 @@ from nodes.kv_agent.control_channel import MeshChannel
 from nodes.kv_agent.core import AgentCore
 from nodes.kv_agent.events import (
     CancelPull,
-    CloseAsked,
     Command,
     CopyDone,
     Draining,
     Event,
-    MapAsked,
     MapForeign,
-    OpenAsked,
-    PagesAnnounced,
     PeerGone,
-    Refuse,
-    Reply,
     SourceId,
     SourceMapped,
     SourceRefused,
     SourceReleased,
     StartPull,
     StoreHeld,
-    Tell,
     Tick,
     UnmapForeign,
 )
 from nodes.kv_agent.memory.actions import MemoryActions
-from nodes.kv_agent.metrics import transport_gauges
+from nodes.kv_agent.metrics import gauges, transport_gauges
 from nodes.kv_agent.pools.facts import Pool
 from nodes.kv_agent.pools.foreign import ForeignPools
 from nodes.kv_agent.pools.held import HeldBy, HeldPools
@@ -119,8 +113,6 @@ class KVAgent(Actor, HeldBy):
         self.ranks: dict[str, list[PagePool]] = {}
         self._peers: dict[SourceId, list[Peer]] = {}
         self._foreign = ForeignPools(self.transports, config.limits.map_s)
-        self._calls: dict[int, Call] = {}
-        self._last_call = 0
         self._driver = CoreDriver[Event, Command](
             self,
             "kv_agent",
@@ -180,9 +172,7 @@ class KVAgent(Actor, HeldBy):
 
     def on_tell(self, sender: Address, message: Message | HotMessage, buffers: Sequence[Buffer]) -> None:
         if isinstance(message, AnnouncePages):
-            for ready in message.announced:
-                self._driver.feed(PagesAnnounced(sender, ready))
-            self._handled()
+            self.feed(Told(sender, message))
         elif isinstance(message, StorePages) and self.stores is not None:
             self.stores.on_pages(message)
         elif isinstance(message, ClosePair) and self._channel.inbox.transports:
@@ -208,23 +198,10 @@ class KVAgent(Actor, HeldBy):
         if isinstance(message, LetGo):
             self._let_go(call, message)
             return
-        if not isinstance(message, MapPool | OpenGrants | CloseGrant):
+        if isinstance(message, MapPool | OpenGrants | CloseGrant):
+            self.feed(Asked(call.sender, message, call))
+        else:
             super().on_ask(call)
-            return
-        self._last_call += 1
-        number = self._last_call
-        self._calls[number] = call
-        # The core knows calls only by number and answers later; a call whose asker has left must not be kept for that.
-        call.on_cancel(lambda: self._forget_call(number))
-        match message:
-            case MapPool():
-                self.feed(MapAsked(number, call.sender, message))
-            case OpenGrants():
-                self.feed(OpenAsked(number, call.sender, message))
-            case CloseGrant():
-                self.feed(CloseAsked(number, call.sender, message))
-            case _:
-                assert_never(message)
 
     def _let_go(self, call: Call, order: LetGo) -> None:
         """Another agent wants its pool unmapped: no copy from it begins, and running ones end."""
@@ -282,7 +259,7 @@ class KVAgent(Actor, HeldBy):
         self._peers.clear()
 
     def stats(self) -> dict[str, float]:
-        figures = self.core.gauges()
+        figures = gauges(self.core)
         for group, pools in self.ranks.items():
             figures[f'mesh_kv_pool_pages{{group="{group}"}}'] = float(pools[0].num_pages - 1)
             figures[f'mesh_kv_pool_bytes{{group="{group}"}}'] = float(sum(map(held_bytes, pools)))
@@ -300,10 +277,8 @@ class KVAgent(Actor, HeldBy):
 
     @override
     def feed(self, event: Event) -> None:
-        if self._driver.feed(event):
-            self._handled()
-
-    def _handled(self) -> None:
+        if not self._driver.feed(event):
+            return
         if self._idle is not None and not self.core.num_live:
             self._idle.set()
         if self._memory is not None:
@@ -313,21 +288,6 @@ class KVAgent(Actor, HeldBy):
 
     def _perform(self, command: Command) -> None:
         match command:
-            case Reply(number, message):
-                call = self._calls.pop(number, None)
-                if call is not None:
-                    call.reply(message)
-                    # From this answer on the caller may have the pool mapped, so it must be asked before that is freed.
-                    if isinstance(message, PoolHandle) and self._memory is not None:
-                        self._memory.on_mapped(message.group, call.sender)
-            case Refuse(number, code, reason, retryable):
-                call = self._calls.pop(number, None)
-                if call is not None:
-                    call.fail(code, reason, retryable=retryable)
-            case Tell(receiver, message):
-                if not self._news:
-                    self.ctx.later(0.0, self._tell_news)
-                self._news.setdefault(receiver, []).append(message)
             case MapForeign(source):
                 self.ctx.spawn(self._map_foreign(source), name=f"map {source.agent}/{source.group}")
             case UnmapForeign(source):
@@ -336,8 +296,18 @@ class KVAgent(Actor, HeldBy):
                 self._start_pull(command)
             case CancelPull(grant_id, copy_id):
                 self.pulls.cancel(grant_id, copy_id)
+            case Tell(receiver, message):
+                if not self._news:
+                    self.ctx.later(0.0, self._tell_news)
+                self._news.setdefault(receiver, []).append(message)
+            case Reply(call, PoolHandle() as pool):
+                # From this answer on the caller may have the pool mapped, so it must be asked before that is freed. One
+                # that has left gets no answer, and nobody would say again that it is gone.
+                if not call.done and self._memory is not None:
+                    call.reply(pool)
+                    self._memory.on_mapped(pool.group, call.sender)
             case _:
-                assert_never(command)
+                perform(command, self.ctx)
 
     def _tell_news(self) -> None:
         news, self._news = self._news, {}
@@ -346,9 +316,6 @@ class KVAgent(Actor, HeldBy):
                 pulled = [news for news in some if isinstance(news, PagesPulled)]
                 failed = [news for news in some if isinstance(news, TransferFailed)]
                 self.ctx.tell(receiver, TransferNews(pulled=pulled, failed=failed))
-
-    def _forget_call(self, number: int) -> None:
-        self._calls.pop(number, None)
 
     def _start_pull(self, command: StartPull) -> None:
         try:

@@ -10,13 +10,17 @@ Pure: `handle(event, now)` returns commands, which `actor.py` carries out. Impor
 from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import repeat
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 from kvstore.protocol import (
+    AnnouncePages,
+    CloseGrant,
     GrantClosed,
     GrantRefused,
     GrantsOpened,
+    MapPool,
     OpenGrant,
+    OpenGrants,
     PagesReady,
     PoolHandle,
     TransferFailed,
@@ -26,35 +30,29 @@ from kvstore.transfer.failures import TRANSFER_FAILURES
 from kvstore.transfer.session import TransferSession
 from mesh.address import Address
 from mesh.runtime.deadlines import Deadlines
+from mesh.runtime.effects import Asked, Outbox, Reply, Told
 from mesh.runtime.trace_ring import MAX_NUMBER, key_of
 from nodes.kv_agent import events
 from nodes.kv_agent.config import Bounds
 from nodes.kv_agent.events import (
     CancelPull,
-    CloseAsked,
     Command,
     CopyDone,
     Draining,
     Event,
     GroupHeld,
     GroupReleased,
-    MapAsked,
     MapForeign,
-    OpenAsked,
-    PagesAnnounced,
+    Own,
     PeerGone,
-    Refuse,
-    Reply,
     SourceId,
     SourceMapped,
     SourceRefused,
     SourceReleased,
     StartPull,
     StoreHeld,
-    Tell,
     UnmapForeign,
 )
-from nodes.kv_agent.metrics import gauges
 from nodes.kv_agent.pools.facts import Pool
 from nodes.kv_agent.pools.own import OwnPools, source_of
 from nodes.kv_agent.sources import SourceFacts, Sources
@@ -72,13 +70,13 @@ class AgentCore:
         self._actor_id = actor_id
         self._bounds = bounds
         self._own = OwnPools(actor_id, pools)
-        self._sources = Sources(actor_id, self._own.sources)
+        self.sources = Sources(actor_id, self._own.sources)
         # Oldest first. A session stays after its end, to tell the senders of late announcements how it ended.
         self._sessions: dict[str, TransferSession] = {}
         self._writable: dict[tuple[str, int], str] = {}
-        self._closing: dict[str, list[int]] = {}
+        self._closing: dict[str, list[Any]] = {}
         # Asks for pools, and the grants whose copies must end before the answer.
-        self._mapping: list[tuple[MapAsked, set[str]]] = []
+        self._mapping: list[tuple[Asked, set[str]]] = []
         # For each holder, the earliest epoch that may have open grants: looking through all
         # tombstones for each grant took an eighth of the agent's time.
         self._oldest: dict[str, int] = {}
@@ -90,100 +88,100 @@ class AgentCore:
         self.num_transfers = 0
         self.failures: Counter[str] = Counter(dict.fromkeys(TRANSFER_FAILURES, 0))
         self.note: Noting = unheard
+        self._outbox = Outbox[Own]()
 
     @property
     def next_deadline(self) -> float | None:
         return self._deadlines.next()
-
-    def gauges(self) -> dict[str, float]:
-        return gauges(self)
 
     @property
     def sessions(self) -> Collection[TransferSession]:
         """Transfers that run, and those that are remembered."""
         return self._sessions.values()
 
-    @property
-    def num_foreign_pools(self) -> int:
-        return self._sources.num_mapped
-
     def handle(self, event: Event, now: float) -> list[Command]:
         match event:
-            case MapAsked():
-                return self._map_asked(event, now)
-            case OpenAsked():
-                return self._open(event, now)
-            case CloseAsked():
-                return self._close(event, now)
-            case PagesAnnounced():
-                return self._announced(event, now)
+            case Asked():
+                self._on_ask(event, now)
+            case Told(sender, message):
+                for ready in message.announced if isinstance(message, AnnouncePages) else ():
+                    self._announced(sender, ready, now)
             case SourceMapped():
                 facts = SourceFacts(event.incarnation, event.layout_digest)
                 mapped = transfer.SourceMapped(event.incarnation, event.layout_digest)
-                return self._feed_all(self._sources.mapped(event.source, facts), mapped, now)
+                self._feed_all(self.sources.mapped(event.source, facts), mapped, now)
             case SourceRefused():
                 refused = transfer.SourceRefused(event.code, event.message)
-                return self._feed_all(self._sources.refused(event.source), refused, now)
+                self._feed_all(self.sources.refused(event.source), refused, now)
             case CopyDone():
-                return self._copied(event, now)
+                self._copied(event, now)
             case PeerGone():
-                return self._peer_gone(event.peer, event.reason, now)
+                self._peer_gone(event.peer, event.reason, now)
             case Draining():
                 self._is_draining = True
-                return []
             case GroupReleased():
-                return self._withdraw(event, now)
+                self._withdraw(event, now)
             case GroupHeld(pool):
                 self._own.put(pool)
-                return []
             case StoreHeld(source, incarnation, layout_digest):
                 self._own.sources[SourceId(self._actor_id, source)] = SourceFacts(incarnation, layout_digest)
-                return []
             case SourceReleased(source):
-                return self._sources_gone(self._sources.gone(source), MEMORY_RELEASED, f"{source.agent} closed it", now)
+                self._sources_gone(self.sources.gone(source), MEMORY_RELEASED, f"{source.agent} closed it", now)
             case events.Tick():
-                return self._tick(now)
+                while (key := self._deadlines.pop_due(now)) is not None:
+                    self._feed(self._sessions[key[1]], transfer.Tick(), now)
             case _:
                 assert_never(event)
+        return self._outbox.take()
 
     # asks
 
-    def _map_asked(self, event: MapAsked, now: float) -> list[Command]:
+    def _on_ask(self, asked: Asked, now: float) -> None:
+        match asked.message:
+            case MapPool():
+                self._map_asked(asked, now)
+            case OpenGrants():
+                self._open(asked, asked.message.grants, now)
+            case CloseGrant():
+                self._close(asked, asked.message.grant_id, now)
+            case _:
+                raise AssertionError("the actor passes nothing else on")
+
+    def _map_asked(self, asked: Asked, now: float) -> None:
         """A scheduler that maps its pool considers every page its own: nothing may still write there."""
-        commands = self._revoke_older(event.sender, now)
+        self._revoke_older(asked.sender, now)
         writing = {
             grant_id
             for grant_id, session in self._sessions.items()
-            if session.grant.holder == event.sender.actor_id and not session.is_quiesced
-            and session.grant.holder_epoch < event.sender.epoch
+            if session.grant.holder == asked.sender.actor_id and not session.is_quiesced
+            and session.grant.holder_epoch < asked.sender.epoch
         }  # fmt: skip
-        if not writing:
-            return [*commands, self._map(event)]
-        self._mapping.append((event, writing))
-        return commands
+        if writing:
+            self._mapping.append((asked, writing))
+        else:
+            self._map(asked)
 
-    def _map(self, event: MapAsked) -> Command:
-        group, rank = event.message.group, event.message.rank
-        found = self._own.find(event.call, group, rank)
-        return found if isinstance(found, Refuse) else Reply(event.call, found.handle(self._actor_id))
+    def _map(self, asked: Asked) -> None:
+        found = self._own.find(asked.call, asked.message.group, asked.message.rank)
+        self._outbox.add(Reply(asked.call, found.handle(self._actor_id)) if isinstance(found, Pool) else found)
 
-    def _open(self, event: OpenAsked, now: float) -> list[Command]:
-        commands = self._revoke_older(event.sender, now)
+    def _open(self, asked: Asked, grants: Sequence[OpenGrant], now: float) -> None:
+        self._revoke_older(asked.sender, now)
         opened: list[str] = []
         refused: list[GrantRefused] = []
         # One after the other: a page named by two of them is granted to the first.
-        for grant in event.message.grants:
-            refusal = self._open_one(event, grant, now)
+        for grant in grants:
+            refusal = self._open_one(asked.sender, grant, now)
             if refusal is None:
                 opened.append(grant.grant_id)
-                commands += self._read_stored(grant, now)
+                self._read_stored(grant, now)
             else:
                 refused.append(GrantRefused(grant_id=grant.grant_id, code=refusal))
-        return [*commands, Reply(event.call, GrantsOpened(opened=opened, refused=refused))]
+        self._outbox.reply(asked.call, GrantsOpened(opened=opened, refused=refused))
 
-    def _open_one(self, event: OpenAsked, grant: OpenGrant, now: float) -> str | None:
+    def _open_one(self, sender: Address, grant: OpenGrant, now: float) -> str | None:
         """Open a grant, or again; the error code if it is refused."""
-        if event.sender != (grant.holder, grant.holder_epoch):
+        if sender != (grant.holder, grant.holder_epoch):
             return "not_holder"
         session = self._sessions.get(grant.grant_id)
         if session is not None:
@@ -200,11 +198,11 @@ class AgentCore:
         self._arm(session)
         return None
 
-    def _read_stored(self, grant: OpenGrant, now: float) -> list[Command]:
+    def _read_stored(self, grant: OpenGrant, now: float) -> None:
         """This agent itself announces what it has stored. An ask that is repeated announces the same again."""
         stored, session = grant.stored, self._sessions[grant.grant_id]
         if stored is None or session.sender:
-            return []
+            return
         ready = PagesReady(
             grant_id=grant.grant_id,
             first=0,
@@ -216,7 +214,7 @@ class AgentCore:
             pages=stored.slots,
             generations=stored.sequences,
         )
-        return self._feed(session, transfer.Announced(self._actor_id, 0, ready), now)
+        self._feed(session, transfer.Announced(self._actor_id, 0, ready), now)
 
     def _open_again(self, session: TransferSession, grant: OpenGrant, now: float) -> str | None:
         old = session.grant
@@ -238,132 +236,115 @@ class AgentCore:
         is_free = self._writable.keys().isdisjoint(zip(repeat(grant.group), grant.pages, strict=False))
         return None if is_free else "page_granted"
 
-    def _close(self, event: CloseAsked, now: float) -> list[Command]:
-        grant_id = event.message.grant_id
+    def _close(self, asked: Asked, grant_id: str, now: float) -> None:
         session = self._sessions.get(grant_id)
         if session is None:
             # Unknown is as good as closed: nothing can write pages of a grant that is not here, and an earlier answer
             # may have been lost.
-            return [Reply(event.call, GrantClosed(grant_id=grant_id))]
-        if event.sender.actor_id != session.grant.holder:
-            return [Refuse(event.call, "not_holder", f"{event.sender} does not hold grant {grant_id}")]
-        # Answered when the last copy has ended; asks repeat, so there may be several.
-        self._closing.setdefault(grant_id, []).append(event.call)
-        return self._feed(session, transfer.Revoked("grant_closed", "the decode side closed the grant"), now)
+            self._outbox.reply(asked.call, GrantClosed(grant_id=grant_id))
+        elif asked.sender.actor_id != session.grant.holder:
+            self._outbox.refuse(asked.call, "not_holder", f"{asked.sender} does not hold grant {grant_id}")
+        else:
+            # Answered when the last copy has ended; asks repeat, so there may be several.
+            self._closing.setdefault(grant_id, []).append(asked.call)
+            self._feed(session, transfer.Revoked("grant_closed", "the decode side closed the grant"), now)
 
     # what comes from outside
 
-    def _announced(self, event: PagesAnnounced, now: float) -> list[Command]:
-        ready = event.message
+    def _announced(self, sender: Address, ready: PagesReady, now: float) -> None:
+        """A prefill scheduler says that pages are finished."""
         session = self._sessions.get(ready.grant_id)
         if session is None:
             message = "no such grant: it ended or the agent restarted; request the transfer again with a new grant"
             failed = TransferFailed(grant_id=ready.grant_id, code="unknown_grant", message=message)
-            return [Tell(event.sender.actor_id, failed)]
-        return self._feed(session, transfer.Announced(event.sender.actor_id, event.sender.epoch, ready), now)
+            self._outbox.tell(sender.actor_id, failed)
+        else:
+            self._feed(session, transfer.Announced(sender.actor_id, sender.epoch, ready), now)
 
-    def _copied(self, event: CopyDone, now: float) -> list[Command]:
+    def _copied(self, event: CopyDone, now: float) -> None:
         self.num_bytes += event.num_bytes
         session = self._sessions.get(event.grant_id)
         if session is None:
-            return []
+            return
         self.note(Noted.COPIED, session.grant.request_id, min(event.num_bytes, MAX_NUMBER), key_of(event.transport))
         before = session.num_pages
-        commands = self._feed(session, event.ended, now)
+        self._feed(session, event.ended, now)
         self.num_pages_pulled += session.num_pages - before
-        return commands
 
-    def _peer_gone(self, peer: Address, reason: str, now: float) -> list[Command]:
-        commands: list[Command] = []
+    def _peer_gone(self, peer: Address, reason: str, now: float) -> None:
         if self._oldest.get(peer.actor_id, 0) <= peer.epoch:
             self._oldest.pop(peer.actor_id, None)
-        gone = self._sources.agent_gone(peer.actor_id)
+        gone = self.sources.agent_gone(peer.actor_id)
         for session in list(self._sessions.values()):
             grant = session.grant
             if grant.holder == peer.actor_id and grant.holder_epoch <= peer.epoch:
-                commands += self._feed(session, transfer.Revoked("holder_lost", f"{peer} is gone: {reason}"), now)
+                self._feed(session, transfer.Revoked("holder_lost", f"{peer} is gone: {reason}"), now)
             elif session.sender == peer.actor_id and session.sender_epoch <= peer.epoch:
-                commands += self._feed(session, transfer.SenderLost(f"{peer} is gone: {reason}"), now)
-        return self._sources_gone(gone, "source_lost", f"{peer} is gone: {reason}", now) + commands
+                self._feed(session, transfer.SenderLost(f"{peer} is gone: {reason}"), now)
+        self._sources_gone(gone, "source_lost", f"{peer} is gone: {reason}", now)
 
-    def _sources_gone(self, gone: Collection[SourceId], code: str, message: str, now: float) -> list[Command]:
+    def _sources_gone(self, gone: Collection[SourceId], code: str, message: str, now: float) -> None:
         """Foreign pools cannot be read any more: their mappings are given up, and copies from them end."""
-        commands: list[Command] = [UnmapForeign(source) for source in gone]
+        for source in gone:
+            self._outbox.add(UnmapForeign(source))
         for session in list(self._sessions.values()):
             if source_of(session) in gone:
-                commands += self._feed(session, transfer.SourceRefused(code, message), now)
-        return commands
+                self._feed(session, transfer.SourceRefused(code, message), now)
 
-    def _withdraw(self, event: GroupReleased, now: float) -> list[Command]:
+    def _withdraw(self, event: GroupReleased, now: float) -> None:
         """Nothing may be written to an own pool, or read from it; `is_used` says whether a copy still does."""
         group, code, message = event
         source = self._own.withdraw(group, code, message)
-        commands: list[Command] = []
         for session in list(self._sessions.values()):
             if session.grant.group == group:
-                commands += self._feed(session, transfer.Revoked(code, message), now)
+                self._feed(session, transfer.Revoked(code, message), now)
             elif source_of(session) == source:
-                commands += self._feed(session, transfer.SourceRefused(code, message), now)
-        return commands
+                self._feed(session, transfer.SourceRefused(code, message), now)
 
     def handle_of(self, group: str) -> PoolHandle:
         pool = self._own.get(group)
         assert pool is not None, "asked for a group of this agent"
         return pool.handle(self._actor_id)
 
-    def _revoke_older(self, holder: Address, now: float) -> list[Command]:
+    def _revoke_older(self, holder: Address, now: float) -> None:
         """Revoke grants from a holder's earlier epochs, of which it does not know."""
         if self._oldest.get(holder.actor_id, holder.epoch) >= holder.epoch:
-            return []
+            return
         self._oldest[holder.actor_id] = holder.epoch
-        commands: list[Command] = []
         for session in list(self._sessions.values()):
             grant = session.grant
             if grant.holder == holder.actor_id and grant.holder_epoch < holder.epoch and not session.is_closed:
-                commands += self._feed(session, transfer.Revoked("holder_lost", f"{holder} took over"), now)
-        return commands
-
-    def _tick(self, now: float) -> list[Command]:
-        commands: list[Command] = []
-        while (key := self._deadlines.pop_due(now)) is not None:
-            commands += self._feed(self._sessions[key[1]], transfer.Tick(), now)
-        return commands
+                self._feed(session, transfer.Revoked("holder_lost", f"{holder} took over"), now)
 
     # sessions
 
-    def _feed_all(self, grant_ids: Sequence[str], event: transfer.Event, now: float) -> list[Command]:
-        commands: list[Command] = []
+    def _feed_all(self, grant_ids: Sequence[str], event: transfer.Event, now: float) -> None:
         for grant_id in grant_ids:
-            session = self._sessions.get(grant_id)
-            if session is not None:
-                commands += self._feed(session, event, now)
-        return commands
+            if (session := self._sessions.get(grant_id)) is not None:
+                self._feed(session, event, now)
 
-    def _feed(self, session: TransferSession, event: transfer.Event, now: float) -> list[Command]:
+    def _feed(self, session: TransferSession, event: transfer.Event, now: float) -> None:
         was_quiesced, had_ended = session.is_quiesced, session.has_ended
-        commands: list[Command] = []
         pending: list[transfer.Event] = [event]
         while pending:
             for command in session.handle(pending.pop(0), now):
                 if isinstance(command, transfer.MapSource):
-                    self._map_source(session, command, pending, commands)
-                elif not isinstance(command, transfer.Send) or command.receiver != self._actor_id:
-                    # Of what is read from its own store this agent is the sender, and need not tell itself.
-                    commands.append(self._translate(session, command))
+                    self._map_source(session, command, pending)
+                else:
+                    self._perform(session, command)
         if session.has_ended and not had_ended:
             self._note_end(session)
         if session.is_quiesced:
             if not was_quiesced:
                 self._quiesced(session)
             grant_id = session.grant.grant_id
-            calls = self._closing.pop(grant_id, [])
-            commands += [Reply(call, GrantClosed(grant_id=grant_id)) for call in calls]
-            commands += self._mapped(grant_id)
+            for call in self._closing.pop(grant_id, ()):
+                self._outbox.reply(call, GrantClosed(grant_id=grant_id))
+            self._mapped(grant_id)
         if session.is_over(now):
             self._forget(session.grant.grant_id)
         elif session.grant.grant_id in self._sessions:
             self._arm(session)
-        return commands
 
     def _note_end(self, session: TransferSession) -> None:
         failure = session.failure.code
@@ -373,44 +354,42 @@ class AgentCore:
         else:
             self.note(Noted.COMPLETE, session.grant.request_id, session.num_pages, 0)
 
-    def _mapped(self, grant_id: str) -> list[Command]:
+    def _mapped(self, grant_id: str) -> None:
         """A copy has ended: answer asks for pools that waited for it."""
         for _, writing in self._mapping:
             writing.discard(grant_id)
-        answered = [event for event, writing in self._mapping if not writing]
-        self._mapping = [(event, writing) for event, writing in self._mapping if writing]
-        return [self._map(event) for event in answered]
+        answered = [asked for asked, writing in self._mapping if not writing]
+        self._mapping = [(asked, writing) for asked, writing in self._mapping if writing]
+        for asked in answered:
+            self._map(asked)
 
-    def _map_source(
-        self,
-        session: TransferSession,
-        wanted: transfer.MapSource,
-        pending: list[transfer.Event],
-        commands: list[Command],
-    ) -> None:
+    def _map_source(self, session: TransferSession, wanted: transfer.MapSource, pending: list[transfer.Event]) -> None:
         source = SourceId(wanted.agent, wanted.group)
-        facts = self._sources.want(source, wanted.incarnation, session.grant.grant_id)
+        facts = self.sources.want(source, wanted.incarnation, session.grant.grant_id)
         if facts is not None:
             pending.append(transfer.SourceMapped(*facts))
         elif source.agent == self._actor_id:
             pending.append(self._own.refusal(source.group))
-        elif self._sources.must_ask(source):
-            commands.append(MapForeign(source))
+        elif self.sources.must_ask(source):
+            self._outbox.add(MapForeign(source))
 
-    def _translate(
+    def _perform(
         self, session: TransferSession, command: transfer.Send | transfer.StartCopy | transfer.CancelCopy
-    ) -> Command:
+    ) -> None:
         grant = session.grant
         match command:
             case transfer.Send(receiver, message):
-                return Tell(receiver, message)
+                # Of what is read from its own store this agent is the sender, and need not tell itself.
+                if receiver != self._actor_id:
+                    self._outbox.tell(receiver, message)
             case transfer.CancelCopy(copy_id):
-                return CancelPull(grant.grant_id, copy_id)
+                self._outbox.add(CancelPull(grant.grant_id, copy_id))
             case transfer.StartCopy():
                 assert session.source is not None, "a session copies only from a source it has mapped"
                 agent, group, incarnation = session.source
                 self.note(Noted.COPYING, grant.request_id, len(command.pages), len(grant.pages))
-                return StartPull(grant.grant_id, grant.group, SourceId(agent, group), incarnation, command)
+                source = SourceId(agent, group)
+                self._outbox.add(StartPull(grant.grant_id, grant.group, source, incarnation, command))
             case _:
                 assert_never(command)
 

@@ -1,20 +1,13 @@
-"""Events for a kv_agent's core and commands from it: the two alphabets between `core.py` and `actor.py`."""
+"""Events for a kv_agent's core, and its own commands; those of all cores: `mesh/runtime/effects.py`.
+
+It is asked `MapPool`, `OpenGrants` and `CloseGrant`, and told `AnnouncePages`.
+"""
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvstore.protocol import (
-    CloseGrant,
-    GrantClosed,
-    GrantsOpened,
-    MapPool,
-    OpenGrants,
-    PagesPulled,
-    PagesReady,
-    PoolHandle,
-    TransferFailed,
-)
 from kvstore.transfer.session import CopyEnded, StartCopy
 from mesh.address import Address
+from mesh.runtime.effects import Asked, Effect, Told
 
 if TYPE_CHECKING:
     from nodes.kv_agent.pools.facts import Pool
@@ -28,37 +21,6 @@ class SourceId(NamedTuple):
 
 
 # events
-
-
-class MapAsked(NamedTuple):
-    """An ask for a pool; `call` is the actor's number for the call to answer."""
-
-    call: int
-    sender: Address
-    message: MapPool
-
-
-class OpenAsked(NamedTuple):
-    """An ask for grants."""
-
-    call: int
-    sender: Address
-    message: OpenGrants
-
-
-class CloseAsked(NamedTuple):
-    """An ask to revoke a grant."""
-
-    call: int
-    sender: Address
-    message: CloseGrant
-
-
-class PagesAnnounced(NamedTuple):
-    """A prefill scheduler announced that pages are finished."""
-
-    sender: Address
-    message: PagesReady
 
 
 class SourceMapped(NamedTuple):
@@ -130,10 +92,8 @@ class Tick(NamedTuple):
 
 
 Event = (
-    MapAsked
-    | OpenAsked
-    | CloseAsked
-    | PagesAnnounced
+    Asked
+    | Told
     | SourceMapped
     | SourceRefused
     | CopyDone
@@ -148,29 +108,6 @@ Event = (
 
 
 # commands
-
-
-class Reply(NamedTuple):
-    """Answer a call."""
-
-    call: int
-    message: PoolHandle | GrantsOpened | GrantClosed
-
-
-class Refuse(NamedTuple):
-    """Answer a call with an error."""
-
-    call: int
-    code: str
-    message: str
-    retryable: bool = False
-
-
-class Tell(NamedTuple):
-    """Tell an actor."""
-
-    receiver: str
-    message: PagesPulled | TransferFailed
 
 
 class MapForeign(NamedTuple):
@@ -202,4 +139,5 @@ class CancelPull(NamedTuple):
     copy_id: int
 
 
-Command = Reply | Refuse | Tell | MapForeign | UnmapForeign | StartPull | CancelPull
+Own = MapForeign | UnmapForeign | StartPull | CancelPull
+Command = Effect | Own

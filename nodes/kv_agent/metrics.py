@@ -1,31 +1,14 @@
 """Gauges of a kv_agent's core and transports, for `/metrics`."""
 
 from collections import Counter
-from collections.abc import Collection
-from typing import Protocol
 
 from kvstore.transfer.selection import Selection
-from kvstore.transfer.session import Phase, TransferSession
+from kvstore.transfer.session import Phase
 from nodes.actor_figures import PULLED_BYTES
+from nodes.kv_agent.core import AgentCore
 
 
-class Parts(Protocol):
-    """The part of the core that gauges are made from."""
-
-    num_live: int
-    num_bytes: int
-    num_pages_pulled: int
-    num_transfers: int
-    failures: Counter[str]
-
-    @property
-    def sessions(self) -> Collection[TransferSession]: ...
-
-    @property
-    def num_foreign_pools(self) -> int: ...
-
-
-def gauges(core: Parts) -> dict[str, float]:
+def gauges(core: AgentCore) -> dict[str, float]:
     """Current figures; those whose names end in `_total` only rise."""
     phases: Counter[str] = Counter()
     copying = waiting = 0
@@ -42,7 +25,7 @@ def gauges(core: Parts) -> dict[str, float]:
             "mesh_kv_transfer_pages_total": float(core.num_pages_pulled),
             "mesh_kv_transfer_bytes_total": float(core.num_bytes),
             "mesh_kv_transfers_total": float(core.num_transfers),
-            "mesh_kv_foreign_pools": float(core.num_foreign_pools),
+            "mesh_kv_foreign_pools": float(core.sources.num_mapped),
         }
     )
     for code, number in core.failures.items():

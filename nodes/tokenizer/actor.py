@@ -162,7 +162,7 @@ class TokenizerActor(Actor):
             self._driver.feed(CacheUnknown(publisher.actor_id))
 
     def stats(self) -> dict[str, float]:
-        num_killed = self._renderer.num_killed if isinstance(self._renderer, ChildRenderer) else 0
+        num_killed = self._renderer.child.num_killed if isinstance(self._renderer, ChildRenderer) else 0
         return {
             "mesh_tokenizer_indexed_pages": float(self.routing.num_indexed_pages),
             "mesh_tokenizer_long_texts": float(self._prompts.num + self._counted.num),

@@ -74,19 +74,5 @@ class Overloaded(PrepareError, code="overloaded", retryable=True):
     """Too much slow work is waiting already."""
 
 
-ERRORS_BY_CODE = {
-    error.code: error
-    for error in (
-        TemplateError,
-        UnsupportedContent,
-        EmptyPrompt,
-        InvalidTokenId,
-        ContextLengthExceeded,
-        InvalidValue,
-        UnsupportedSchema,
-        NoCapacity,
-        MemoryReleased,
-        Overloaded,
-    )
-}
+ERRORS_BY_CODE = {error.code: error for error in (*PrepareError.__subclasses__(), *NoCapacity.__subclasses__())}
 """For raising again an error that the rendering child reported."""

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final, assert_never
+from typing import Any, ClassVar, Final
 
 import msgspec
 from typing_extensions import override
@@ -21,9 +21,9 @@ from kvstore.protocol import PoolHandle
 from mesh.actor import Actor, Call
 from mesh.address import Address
 from mesh.calls.persistent_ask import PersistentAsk
-from mesh.errors import STALE_EPOCH, CallError
+from mesh.errors import CallError
 from mesh.membership.view import RELEASED, Member
-from mesh.runtime.driver import CoreDriver
+from mesh.runtime.driver import CoreDriver, perform
 from mesh.transport.base import Buffer
 from mesh.wire.codec import Codec
 from nodes.asks import DrawnModel, possible
@@ -49,10 +49,8 @@ from nodes.worker.config import WorkerConfig
 from nodes.worker.core import (
     STEP_REFUSALS,
     AdoptArrived,
-    AnswerAdopt,
     Command,
     Event,
-    RefuseAdopt,
     RunStep,
     SendResult,
     StepArrived,
@@ -129,7 +127,6 @@ class WorkerActor(Actor, Resident):
         self._idle.set()
         self._persistent = PersistentAsk(config.map_retry_s)
         self._memory = MemoryActions(self)
-        self._adopted = Adopted(worker_epoch=0, numerics="", vocab_size=0)
 
     async def start(self) -> None:
         """Map the pool, meet the other ranks and load the model, then announce `ready`.
@@ -166,7 +163,7 @@ class WorkerActor(Actor, Resident):
         model: dict[str, Any] = {"numerics": runner.numerics, "vocab_size": spec.vocab_size}
         model |= {"max_batch_tokens": config.max_batch_tokens}
         own = {"incarnation": pool.info.incarnation, "group_epoch": self._ranks.epoch if self._ranks else 0}
-        self._adopted = Adopted(
+        core.adopted = Adopted(
             worker_epoch=self.ctx.address.epoch,
             asks=await possible_asks,
             start_s=age_s + self.ctx.now() - began,
@@ -273,7 +270,8 @@ class WorkerActor(Actor, Resident):
         # As it was read, whatever has become of its files: weights that were kept are those.
         spec = self._spec
         pool = self._pool = take_pool(self._host, self._config, spec, handle)
-        self._adopted = msgspec.structs.replace(self._adopted, incarnation=handle.incarnation)
+        assert self._core is not None, "memory is taken back after it was released"
+        self._core.adopted = msgspec.structs.replace(self._core.adopted, incarnation=handle.incarnation)
         await self._engine.take(self.ctx, self._persistent, spec, pool)
 
     async def _read_model(self) -> ModelSpec:
@@ -348,15 +346,11 @@ class WorkerActor(Actor, Resident):
                 self._send_result(command)
             case TellMismatch(actor_id, mismatch):
                 self._on_mismatch(actor_id, mismatch)
-            case AnswerAdopt(call):
-                call.reply(self._adopted)
-            case RefuseAdopt(call, known_epoch, message):
-                call.fail(STALE_EPOCH, message, known_epoch=known_epoch)
             case StepRefused(step, reason):
                 self.ctx.metrics.count("mesh_worker_steps_refused_total", reason=reason)
                 self.ctx.log.debug("step refused", step=step, reason=reason)
             case _:
-                assert_never(command)
+                perform(command, self.ctx)
 
     def _send_result(self, command: SendResult) -> None:
         # Another scheduler has adopted this worker meanwhile: what waits is still its predecessor's.

@@ -21,10 +21,12 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
+from mesh.errors import STALE_EPOCH
+from mesh.runtime.effects import Refuse, Reply
 from mesh.transport.base import Buffer
 from nodes.asks import DrawnModel
 from nodes.models.spec import ModelSpec
-from nodes.protocol import Adopt, RowError, StepMismatch, StepPlan, StepResult
+from nodes.protocol import Adopt, Adopted, RowError, StepMismatch, StepPlan, StepResult
 from nodes.protocol.steps import Open
 from nodes.worker.steps.check import Draws, check_rows
 from nodes.worker.steps.columns import NO_ROWS, Columns, Limits, num_rows_of, read_columns, slots_of, stands_alone
@@ -87,20 +89,6 @@ class SendResult(NamedTuple):
     may_wait: bool = False
 
 
-class AnswerAdopt(NamedTuple):
-    """Answer that the caller has adopted the worker."""
-
-    call: Any
-
-
-class RefuseAdopt(NamedTuple):
-    """Answer that a later scheduler, of `known_epoch`, has adopted the worker; 0: none has."""
-
-    call: Any
-    known_epoch: int
-    message: str
-
-
 class StepRefused(NamedTuple):
     """A plan was dropped: `wrong_epoch`, `too_old`, `too_far`, `bad_plan` (of several steps, and not of one batch that
     decodes). The scheduler sends it again if it still matters.
@@ -117,7 +105,7 @@ class TellMismatch(NamedTuple):
     mismatch: StepMismatch
 
 
-Command = RunStep | SendResult | TellMismatch | AnswerAdopt | RefuseAdopt | StepRefused
+Command = RunStep | SendResult | TellMismatch | StepRefused | Reply | Refuse
 
 
 class _Running(NamedTuple):
@@ -147,6 +135,8 @@ class WorkerCore:
         self._results: dict[int, StepResult] = {}
         self._running: deque[_Running] = deque()
         self._adopting: list[AdoptArrived] = []
+        self.adopted = Adopted(worker_epoch=0, numerics="", vocab_size=0)
+        """What a scheduler that adopts this worker is answered."""
         self.is_draining = False
         # Separate from a drain, which is never undone.
         self.is_paused = False
@@ -218,13 +208,11 @@ class WorkerCore:
         # A scheduler that was replaced and does not know it: refuse it, so that it ends.
         if epoch < max(self._epoch, 1):
             message = f"scheduler epoch {epoch} has been replaced: the worker was adopted by epoch {self._epoch}"
-            return [RefuseAdopt(event.call, self._epoch, message)]
+            return [Refuse(event.call, STALE_EPOCH, message, known_epoch=self._epoch)]
         commands: list[Command] = []
         if epoch > self._epoch or not self._is_adopted:
-            commands += [
-                RefuseAdopt(waiting.call, epoch, f"scheduler epoch {epoch} has adopted the worker in the meantime")
-                for waiting in self._adopting
-            ]
+            late = f"scheduler epoch {epoch} has adopted the worker in the meantime"
+            commands += [Refuse(one.call, STALE_EPOCH, late, known_epoch=epoch) for one in self._adopting]
             self._adopting.clear()
             self._epoch, self._is_adopted = epoch, True
             self._next_step = event.adopt.next_step
@@ -269,7 +257,7 @@ class WorkerCore:
     def _settle(self) -> list[Command]:
         if self._running:
             return self._start_next()
-        answers: list[Command] = [AnswerAdopt(waiting.call) for waiting in self._adopting]
+        answers: list[Command] = [Reply(waiting.call, self.adopted) for waiting in self._adopting]
         self._adopting.clear()
         return answers + self._start_next()
 

@@ -13,11 +13,12 @@ import msgspec
 from kvstore.cache.block_table import BlockTable
 from kvstore.cache.radix_tree import RadixTree
 from kvstore.cache.rebuild import RecoveredSequences
-from kvstore.protocol import GrantClosed, OpenGrants
+from kvstore.protocol import GrantClosed
 from kvstore.transfer import puller
 from kvstore.transfer.session import Phase as TransferPhase
 from kvstore.transfer.session import SenderLost, TransferSession
 from mesh.membership.view import MemberChange, Membership
+from mesh.runtime.effects import Reply
 from nodes.asks import ASK_NAMES, asked
 from nodes.asks.min_tokens import MinTokens
 from nodes.detokenizer.core import Step
@@ -27,7 +28,6 @@ from nodes.gateway.requests.log import Phase, RequestState
 from nodes.gateway.requests.peers import Peers
 from nodes.gateway.service import GatewayService
 from nodes.kv_agent.core import AgentCore
-from nodes.kv_agent.events import Reply
 from nodes.kv_agent.pools import taking
 from nodes.kv_agent.pools.taking import take_pool
 from nodes.prompt_payloads import PromptPayloads
@@ -49,7 +49,7 @@ from nodes.scheduler.rpc_handlers import RpcHandlers
 from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.worker_link.pipeline import Pipeline
 from nodes.scheduler.worker_link.ranks import AdoptedRanks
-from nodes.worker.core import AnswerAdopt, WorkerCore
+from nodes.worker.core import WorkerCore
 from nodes.worker.executor import isolation
 from nodes.worker.executor.echo import EchoRunner
 from nodes.worker.executor.step_watch import StepWatch
@@ -107,7 +107,7 @@ def _keep_queue(on_adopt: Any, self: WorkerCore, event: Any) -> Any:
 
 
 def _adopted_at_once(settle: Any, self: WorkerCore) -> Any:
-    answers = [AnswerAdopt(waiting.call) for waiting in self._adopting]
+    answers = [Reply(waiting.call, self.adopted) for waiting in self._adopting]
     self._adopting.clear()
     return answers + settle(self)
 
@@ -132,13 +132,15 @@ def _forget_holders(peer_gone: Any, self: AgentCore, peer: Any, *more: Any) -> A
         return peer_gone(self, peer, *more)
 
 
-def _map_at_once(_: Any, self: Any, event: Any, now: Any) -> Any:
-    return [*self._revoke_older(event.sender, now), self._map(event)]
+def _map_at_once(_: Any, self: Any, asked: Any, now: Any) -> None:
+    self._revoke_older(asked.sender, now)
+    self._map(asked)
 
 
-def _close_at_once(close: Any, self: AgentCore, event: Any, now: float) -> Any:
-    commands, grant_id = close(self, event, now), event.message.grant_id
-    return commands + [Reply(call, GrantClosed(grant_id=grant_id)) for call in self._closing.pop(grant_id, [])]
+def _close_at_once(close: Any, self: AgentCore, asked: Any, grant_id: str, now: float) -> None:
+    close(self, asked, grant_id, now)
+    for call in self._closing.pop(grant_id, []):
+        self._outbox.reply(call, GrantClosed(grant_id=grant_id))
 
 
 def _leave_no_tombstone(quiesced: Any, self: AgentCore, session: TransferSession) -> None:
@@ -206,11 +208,11 @@ def _fail_all(_: Any, runner: Any, step: Any, failure: str) -> StepOutcome:
 GATHER_S = 0.3
 
 
-def _open_at_the_second_ask(open_: Any, self: AgentCore, event: Any, now: float) -> Any:
+def _open_at_the_second_ask(open_: Any, self: AgentCore, asked: Any, grants: Any, now: float) -> None:
     known = self.__dict__.setdefault("asked_for", set())
-    grants = [one for one in event.message.grants if one.grant_id in known]
-    known.update(one.grant_id for one in event.message.grants)
-    return open_(self, event._replace(message=OpenGrants(grants=grants)), now)
+    again = [one for one in grants if one.grant_id in known]
+    known.update(one.grant_id for one in grants)
+    open_(self, asked, again, now)
 
 
 def _take_unnamed_for_done(_: Any, self: BatchedAsks[Any], number: str, done: Any, refused: Any) -> Any:
@@ -380,7 +382,7 @@ SCENARIO = {
         bug(9, (BlockTable, "abort", lambda abort, self, *, quiesced: abort(self, quiesced=True))),
     # The agent hears of it in three ways: the link, the next incarnation's first message, and its request for the pool.
     "a dead scheduler's grants stay open":
-        bug(207, (AgentCore, "_revoke_older", no_items), (AgentCore, "_peer_gone", _forget_holders), MAPPED_AT_ONCE),
+        bug(207, (AgentCore, "_revoke_older", nothing), (AgentCore, "_peer_gone", _forget_holders), MAPPED_AT_ONCE),
     "a pool is mapped while copies write": bug(153, MAPPED_AT_ONCE),
     # Links end with the incarnation they lead to, so late steps are rare; those that wait in the worker are not. The
     # last guard is the worker's table, which is empty then: such a step is not run.

@@ -23,10 +23,8 @@ _ASK_S: Final = 2.0
 """A scheduler answers between two of its turns, each of some milliseconds."""
 
 
-class NotIdle(BadRequest):
+class NotIdle(BadRequest, code="not_idle"):
     """Requests are under way. SGLang's status for it, which trainers wait out."""
-
-    code = "not_idle"
 
 
 class CacheControl:

@@ -5,26 +5,20 @@ Part of the kv_agent's actor, whose pools `pools/held.py` holds.
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, assert_never
 
 from kvstore.errors import DeviceExhaustedMemory, KVError
 from kvstore.pool.header import PoolInfo
 from kvstore.pool.page_pool import MemoryHost, PagePool
 from mesh.actor import Call
 from mesh.address import Address
-from mesh.errors import CallError
 from mesh.membership.view import Member
-from mesh.runtime.driver import CoreDriver
+from mesh.runtime.driver import CoreDriver, perform
+from mesh.runtime.effects import Asked
 from mesh.runtime.timers import DeadlineTimer
-from mesh.wire.message import Message
 from nodes.kv_agent.memory.core import MemoryCore
 from nodes.kv_agent.memory.events import (
-    Answer,
-    AskLetGo,
-    AskTakeUp,
     CopiesEnded,
     DesiredState,
-    Done,
     FreePool,
     HolderLost,
     HolderSeen,
@@ -34,24 +28,17 @@ from nodes.kv_agent.memory.events import (
     MembersSeen,
     MemoryCommand,
     MemoryEvent,
-    NotDone,
     Offer,
     PoolFacts,
     PoolFreed,
     PoolMade,
     PoolRefused,
-    RefuseRequest,
     StopCopies,
     Tick,
-    Wanted,
 )
 from nodes.kv_agent.pools.held import HeldPools
 from nodes.kv_agent.pools.taking import MEMORY_RETRY_S, free_pools, make_pools, mark_pools
-from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, ListMemory, ReleaseMemory, ResumeMemory, TakeUp
 from nodes.roles import SCHEDULER, WORKER
-
-ASK_TIMEOUT_S: Final = 5.0
-"""A worker that loads weights takes longer: it is asked again, and answers when it is done."""
 
 
 class MemoryActions:
@@ -64,19 +51,14 @@ class MemoryActions:
         self._host = host
         self._prefix = prefix
         self._wait_s = wait_s
-        self._core = MemoryCore(_facts([pool.info for pool in ranks]) for ranks in pools)
-        self._calls: dict[int, Call] = {}
-        self._num_calls = 0
+        self._core = MemoryCore((_facts([pool.info for pool in ranks]) for ranks in pools), owner.handle)
         self._stopping: set[str] = set()
         self._driver = CoreDriver[MemoryEvent, MemoryCommand](owner, "memory", self._core.handle, self._perform)
         self._timer = DeadlineTimer(lambda: owner.ctx, lambda: self._core.next_deadline, lambda _: self._handle(Tick()))
 
     def on_ask(self, call: Call) -> None:
-        message = call.message
-        assert isinstance(message, ReleaseMemory | ResumeMemory | ListMemory), "the actor asks for nothing else"
-        self._num_calls += 1
-        self._calls[self._num_calls] = call
-        self._handle(Wanted(self._num_calls, message))
+        """An operator's `ReleaseMemory`, `ResumeMemory` or `ListMemory`."""
+        self._handle(Asked(call.sender, call.message, call))
 
     def on_mapped(self, group: str, holder: Address) -> None:
         self._handle(Mapped(group, holder))
@@ -114,10 +96,6 @@ class MemoryActions:
 
     def _perform(self, command: MemoryCommand) -> None:
         match command:
-            case Answer(number, message):
-                self._calls.pop(number).reply(message)
-            case RefuseRequest(number, code, message):
-                self._calls.pop(number).fail(code, message)
             case Mark(group, desired):
                 self._mark(group, desired)
             case StopCopies(group):
@@ -127,19 +105,13 @@ class MemoryActions:
             case Offer(group):
                 self._stopping.discard(group)
                 self._owner.put_pools(group, self._owner.pools(group), is_offered=True)
-            case AskLetGo(group, number, holder, desired):
-                message = LetGo(group=group, number=number, weights=desired.weights)
-                self._ask(group, number, holder, message, HasLetGo)
-            case AskTakeUp(group, number, holder):
-                message = TakeUp(group=group, number=number, pool=self._owner.handle(group))
-                self._ask(group, number, holder, message, HasTakenUp)
             case FreePool(group):
                 self._free(group)
             case MakePool(group):
                 # In a task: a device's memory may take seconds to become free, and other asks go on meanwhile.
                 self._owner.ctx.spawn(self._make(group), name=f"make {group}")
             case _:
-                assert_never(command)
+                perform(command, self._owner.ctx, self._handle)
 
     def _mark(self, group: str, desired: DesiredState | None) -> None:
         weights, unwanted = (desired.weights, desired.is_kv) if desired is not None else ("", False)
@@ -182,30 +154,6 @@ class MemoryActions:
             await asyncio.sleep(MEMORY_RETRY_S)
         owner.ctx.log.info("pool", group=group, found="made again" if problem is None else problem.message)
         self._handle(PoolMade(group) if problem is None else PoolRefused(group, problem.message))
-
-    def _ask(self, group: str, number: int, holder: Address, message: Message, answer: type[Message]) -> None:
-        self._owner.ctx.spawn(
-            self._ask_holder(group, number, holder, message, answer), name=f"{type(message).__name__} {holder}"
-        )
-
-    async def _ask_holder(
-        self, group: str, number: int, holder: Address, message: Message, expected: type[Message]
-    ) -> None:
-        event: MemoryEvent
-        try:
-            answer = await self._owner.ctx.ask(holder.actor_id, message, timeout_s=ASK_TIMEOUT_S)
-        except CallError as error:
-            event = NotDone(group, number, holder, str(error))
-        else:
-            found: Any = answer.message
-            # By incarnation: a successor's answer does not say what its predecessor still maps.
-            is_done = isinstance(found, expected) and answer.sender == holder
-            event = (
-                Done(group, number, holder)
-                if is_done
-                else NotDone(group, number, holder, "answered by another incarnation, or not as expected")
-            )
-        self._handle(event)
 
 
 def _facts(ranks: Sequence[PoolInfo]) -> PoolFacts:

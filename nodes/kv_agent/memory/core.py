@@ -18,19 +18,17 @@ the group `releasing`, and is named: steps have deadlines, and hung actors are k
 Pure: `handle(event, now)` returns commands, which `actions.py` performs.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Final, assert_never
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, assert_never
 
 from kvstore.pool.device import CPU
+from kvstore.protocol import PoolHandle
 from mesh.address import Address
 from mesh.membership.view import RELEASED
+from mesh.runtime.effects import Answered, Asked, AskFailed, Outbox
 from nodes.kv_agent.memory.events import (
-    Answer,
-    AskLetGo,
-    AskTakeUp,
     CopiesEnded,
     DesiredState,
-    Done,
     FreePool,
     HolderLost,
     HolderSeen,
@@ -40,32 +38,37 @@ from nodes.kv_agent.memory.events import (
     MembersSeen,
     MemoryCommand,
     MemoryEvent,
-    NotDone,
     Offer,
+    Order,
+    Own,
     PoolFacts,
     PoolFreed,
     PoolMade,
     PoolRefused,
-    RefuseRequest,
     StopCopies,
     Tick,
-    Wanted,
 )
 from nodes.protocol.memory import (
     BACKUP,
     KEEP,
     RELOAD,
     GroupMemory,
+    HasLetGo,
+    HasTakenUp,
+    LetGo,
     ListMemory,
     MemoryList,
     ReleaseMemory,
     ResumeMemory,
+    TakeUp,
 )
 from nodes.roles import WORKER
 
 HELD: Final = "held"
 RELEASING: Final = "releasing"
 RESUMING: Final = "resuming"
+ASK_TIMEOUT_S: Final = 5.0
+"""A worker that loads weights takes longer: it is asked again, and answers when it is done."""
 
 
 class _Group:
@@ -93,17 +96,23 @@ class _Group:
 
 
 class MemoryCore:
-    """The groups of one kv_agent. `retry_s` is the pause before a holder is asked again."""
+    """The groups of one kv_agent. `handle_of` says where a group's pool is, for holders that take it up.
 
-    def __init__(self, pools: Iterable[PoolFacts], retry_s: float = 0.5) -> None:
+    `retry_s` is the pause before a holder is asked again.
+    """
+
+    def __init__(
+        self, pools: Iterable[PoolFacts], handle_of: Callable[[str], PoolHandle], retry_s: float = 0.5
+    ) -> None:
         self._groups = {facts.group: _Group(facts) for facts in pools}
+        self._handle_of = handle_of
         self._retry_s = retry_s
         self._seen: dict[Address, HolderSeen] = {}
         # Before an agent that has just started knows the members, it does not know of one that has the pool mapped.
         self._knows_members = False
         self._members: frozenset[Address] = frozenset()
         self._number = 0
-        self._commands: list[MemoryCommand] = []
+        self._outbox = Outbox[Own]()
 
     @property
     def next_deadline(self) -> float | None:
@@ -115,10 +124,10 @@ class MemoryCore:
         return [self._describe(self._groups[name]) for name in wanted]
 
     def handle(self, event: MemoryEvent, now: float) -> list[MemoryCommand]:
-        self._commands = []
+        is_answered = False
         match event:
-            case Wanted(call, message):
-                self._on_wanted(call, message)
+            case Asked(_, message, call):
+                is_answered = self._is_refused(call, message)
             case Mapped(group, holder):
                 self._groups[group].mappers.add(holder)
             case MembersSeen():
@@ -127,10 +136,10 @@ class MemoryCore:
                 self._forget(address)
             case CopiesEnded(group):
                 self._groups[group].is_copying = False
-            case Done():
-                self._on_done(event)
-            case NotDone():
-                self._on_not_done(event, now)
+            case Answered():
+                self._on_answered(event, now)
+            case AskFailed(order, code, message):
+                self._on_not_done(order, f"{code}: {message}", now)
             case PoolFreed(group):
                 self._groups[group].is_changing = self._groups[group].is_there = False
             case PoolMade(group):
@@ -145,32 +154,33 @@ class MemoryCore:
                 assert_never(event)
         for group in self._groups.values():
             self._go_on(group)
-        if isinstance(event, Wanted) and not any(isinstance(command, RefuseRequest) for command in self._commands):
-            self._commands.append(Answer(event.call, MemoryList(groups=self.describe(_names(event.message)))))
-        return self._commands
+        if isinstance(event, Asked) and not is_answered:
+            self._outbox.reply(event.call, MemoryList(groups=self.describe(_names(event.message))))
+        return self._outbox.take()
 
     # what operators want
 
-    def _on_wanted(self, call: int, message: ReleaseMemory | ResumeMemory | ListMemory) -> None:
+    def _is_refused(self, call: Any, message: ReleaseMemory | ResumeMemory | ListMemory) -> bool:
+        """Begin what is wanted, unless it cannot be."""
         names = _names(message) or sorted(self._groups)
         unknown = [name for name in names if name not in self._groups]
+        refusal: tuple[str, str] | None = None
         if unknown:
             known = ", ".join(sorted(self._groups)) or "none"
-            text = f"this agent has no pool of {', '.join(unknown)} (it has: {known})"
-            self._commands.append(RefuseRequest(call, "unknown_group", text))
-            return
-        groups = [self._groups[name] for name in names]
-        if isinstance(message, ResumeMemory):
-            for group in groups:
-                self._resume(group)
+            refusal = "unknown_group", f"this agent has no pool of {', '.join(unknown)} (it has: {known})"
+        elif isinstance(message, ResumeMemory):
+            for name in names:
+                self._resume(self._groups[name])
         elif isinstance(message, ReleaseMemory):
-            self._release(call, groups, message)
+            refusal = self._release([self._groups[name] for name in names], message)
+        if refusal is not None:
+            self._outbox.refuse(call, *refusal)
+        return refusal is not None
 
-    def _release(self, call: int, groups: list[_Group], message: ReleaseMemory) -> None:
+    def _release(self, groups: list[_Group], message: ReleaseMemory) -> tuple[str, str] | None:
+        """Begin a release; the code and the reason if it cannot be."""
         if message.keep_weights and message.keep_kv:
-            text = "weights and KV are both to be kept: there is nothing to release"
-            self._commands.append(RefuseRequest(call, "nothing_to_release", text))
-            return
+            return "nothing_to_release", "weights and KV are both to be kept: there is nothing to release"
         wanted: list[tuple[_Group, DesiredState]] = []
         for group in groups:
             # A worker releases in place only if it is the group's only rank.
@@ -180,8 +190,7 @@ class MemoryCore:
                     " processes end to release the pool, and read their weights from disk again; ask without"
                     " keep_weights (--keep-weights) and, if it is on a device, with reload_weights (--reload-weights)"
                 )
-                self._commands.append(RefuseRequest(call, "keep_weights", text))
-                return
+                return "keep_weights", text
             weights = KEEP if message.keep_weights else self._way_of_weights(group, message.reload_weights)
             if group.desired is not None:
                 weights = group.desired.weights if message.keep_weights == (group.desired.weights == KEEP) else weights
@@ -192,17 +201,16 @@ class MemoryCore:
                     " read from disk again: ask for that (--reload-weights), keep them (--keep-weights), or start the"
                     " mesh with --memory-saver"
                 )
-                self._commands.append(RefuseRequest(call, "memory_saver_off", text))
-                return
+                return "memory_saver_off", text
             # Two ways cannot be mixed: some workers would keep their weights while others have already dropped them.
             if group.desired is not None and group.desired != desired:
                 text = f"{group.name} is already released in another way ({_words(group.desired)}): resume it first"
-                self._commands.append(RefuseRequest(call, "already_released", text))
-                return
+                return "already_released", text
             wanted.append((group, desired))
         for group, desired in wanted:
             if group.desired is None and not group.is_changing:
                 self._begin(group, desired)
+        return None
 
     def _way_of_weights(self, group: _Group, is_reload: bool) -> str:
         workers = self._workers(group)
@@ -216,9 +224,9 @@ class MemoryCore:
         group.reason = ""
         self._renumber(group)
         # First of all: after a crash from here on, the next agent finds it in the header and continues.
-        self._commands.append(Mark(group.name, desired))
+        self._outbox.add(Mark(group.name, desired))
         group.is_copying = True
-        self._commands.append(StopCopies(group.name))
+        self._outbox.add(StopCopies(group.name))
 
     def _resume(self, group: _Group) -> None:
         if group.desired is None or group.is_changing:
@@ -226,10 +234,11 @@ class MemoryCore:
         if not group.is_there:
             # `reason`, why the last try failed, stays until one succeeds.
             group.is_changing = True
-            self._commands.append(MakePool(group.name))
+            self._outbox.add(MakePool(group.name))
             return
         # Workers that have let go already are asked to take up; the others need not be.
-        self._commands += [Mark(group.name, None), Offer(group.name)]
+        self._outbox.add(Mark(group.name, None))
+        self._outbox.add(Offer(group.name))
         self._held(group)
 
     def _on_made(self, group: _Group) -> None:
@@ -282,22 +291,28 @@ class MemoryCore:
                 gone = {one for one in held if one.actor_id == address.actor_id and one.epoch <= address.epoch}
                 held.difference_update(gone)
 
-    def _on_done(self, event: Done) -> None:
-        group = self._groups[event.group]
+    def _on_answered(self, event: Answered, now: float) -> None:
+        order: Order = event.tag
+        group = self._groups[order.group]
         # The answer to an earlier order: since then the request was taken back, or made again.
-        if event.number != group.number:
+        if order.number != group.number:
             return
-        group.asked.discard(event.holder)
-        group.answered.add(event.holder)
-        (group.let_go if group.desired is None else group.mappers).discard(event.holder)
+        expected = HasTakenUp if group.desired is None else HasLetGo
+        # By incarnation: a successor's answer does not say what its predecessor still maps.
+        if not isinstance(event.message, expected) or event.sender != order.holder:
+            self._on_not_done(order, "answered by another incarnation, or not as expected", now)
+            return
+        group.asked.discard(order.holder)
+        group.answered.add(order.holder)
+        (group.let_go if group.desired is None else group.mappers).discard(order.holder)
         group.reason = ""
 
-    def _on_not_done(self, event: NotDone, now: float) -> None:
-        group = self._groups[event.group]
-        if event.number != group.number or event.holder not in group.asked:
+    def _on_not_done(self, order: Order, reason: str, now: float) -> None:
+        group = self._groups[order.group]
+        if order.number != group.number or order.holder not in group.asked:
             return
-        group.asked.discard(event.holder)
-        group.reason = f"{event.holder}: {event.reason}"
+        group.asked.discard(order.holder)
+        group.reason = f"{order.holder}: {reason}"
         # Not a `Retrier`, which repeats one message until it is answered: here, what to ask and whom depends on the
         # members at that time. One pause for the group, since one missing holder holds up all of it.
         if group.retry_at is None:
@@ -332,15 +347,17 @@ class MemoryCore:
                     group.asked.add(holder)
                     # Recorded before its answer: it may map the pool, or let go of it, as soon as it gets the ask.
                     (group.mappers if group.desired is None else group.let_go).add(holder)
-                    self._commands.append(
-                        AskTakeUp(group.name, group.number, holder)
+                    order = Order(group.name, group.number, holder)
+                    message = (
+                        TakeUp(group=group.name, number=group.number, pool=self._handle_of(group.name))
                         if group.desired is None
-                        else AskLetGo(group.name, group.number, holder, group.desired)
+                        else LetGo(group=group.name, number=group.number, weights=group.desired.weights)
                     )
+                    self._outbox.ask(holder.actor_id, message, ASK_TIMEOUT_S, order)
         is_unused = not pending and not group.is_copying
         if group.desired is not None and group.desired.is_kv and group.is_there and is_unused:
             group.is_changing = True
-            self._commands.append(FreePool(group.name))
+            self._outbox.add(FreePool(group.name))
 
     # state of groups
 

@@ -1,10 +1,13 @@
-"""Events about the memory of a kv_agent's groups, and commands: the alphabets of `core.py`."""
+"""Events about the memory of a kv_agent's groups, and own commands of `core.py`; others: `mesh/runtime/effects.py`.
+
+It is asked `ReleaseMemory`, `ResumeMemory`, `ListMemory`, and asks holders `LetGo` and `TakeUp`, tagged with `Order`.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from mesh.address import Address
-from nodes.protocol.memory import ListMemory, MemoryList, ReleaseMemory, ResumeMemory
+from mesh.runtime.effects import Answered, Asked, AskFailed, Effect
 
 
 class DesiredState(NamedTuple):
@@ -42,14 +45,15 @@ class PoolFacts(NamedTuple):
     tp_size: int = 1
 
 
+class Order(NamedTuple):
+    """An ask of a holder to let go of a group's pool, or to take it up, as the group's order `number` says."""
+
+    group: str
+    number: int
+    holder: Address
+
+
 # events
-
-
-class Wanted(NamedTuple):
-    """An operator asks; `call` is the actor's number for the call to answer."""
-
-    call: int
-    message: ReleaseMemory | ResumeMemory | ListMemory
 
 
 class Mapped(NamedTuple):
@@ -78,23 +82,6 @@ class CopiesEnded(NamedTuple):
     group: str
 
 
-class Done(NamedTuple):
-    """A holder has let go, or taken up, as order `number` asked."""
-
-    group: str
-    number: int
-    holder: Address
-
-
-class NotDone(NamedTuple):
-    """A holder did not answer, or not yet."""
-
-    group: str
-    number: int
-    holder: Address
-    reason: str
-
-
 class PoolFreed(NamedTuple):
     """`FreePool` is done."""
 
@@ -119,13 +106,13 @@ class Tick(NamedTuple):
 
 
 MemoryEvent = (
-    Wanted
+    Asked
+    | Answered
+    | AskFailed
     | Mapped
     | MembersSeen
     | HolderLost
     | CopiesEnded
-    | Done
-    | NotDone
     | PoolFreed
     | PoolMade
     | PoolRefused
@@ -134,21 +121,6 @@ MemoryEvent = (
 
 
 # commands
-
-
-class Answer(NamedTuple):
-    """Answer an operator."""
-
-    call: int
-    message: MemoryList
-
-
-class RefuseRequest(NamedTuple):
-    """Answer an operator with an error."""
-
-    call: int
-    code: str
-    message: str
 
 
 class Mark(NamedTuple):
@@ -170,23 +142,6 @@ class Offer(NamedTuple):
     group: str
 
 
-class AskLetGo(NamedTuple):
-    """Ask a holder to let go; `Done` or `NotDone` follows."""
-
-    group: str
-    number: int
-    holder: Address
-    desired: DesiredState
-
-
-class AskTakeUp(NamedTuple):
-    """Ask a worker to take up; `Done` or `NotDone` follows."""
-
-    group: str
-    number: int
-    holder: Address
-
-
 class FreePool(NamedTuple):
     """Free the pages; `PoolFreed` follows. Nobody uses them."""
 
@@ -199,4 +154,5 @@ class MakePool(NamedTuple):
     group: str
 
 
-MemoryCommand = Answer | RefuseRequest | Mark | StopCopies | Offer | AskLetGo | AskTakeUp | FreePool | MakePool
+Own = Mark | StopCopies | Offer | FreePool | MakePool
+MemoryCommand = Effect | Own

@@ -1,13 +1,15 @@
 """The agent's own pools as its core knows them: those that can be mapped, written and read, those released. Pure."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from kvstore.layout import PADDING_PAGE
 from kvstore.pool.header import PoolInfo
 from kvstore.pool.page_pool import PagePool
 from kvstore.protocol import OpenGrant
 from kvstore.transfer.session import SourceRefused, TransferSession
-from nodes.kv_agent.events import Refuse, SourceId
+from mesh.runtime.effects import Refuse
+from nodes.kv_agent.events import SourceId
 from nodes.kv_agent.pools.facts import Pool
 from nodes.kv_agent.sources import SourceFacts
 from nodes.protocol.memory import MEMORY_RELEASED
@@ -44,7 +46,8 @@ class OwnPools:
         if not pool.layout.tp_rank:
             self.sources[self._source(pool.group)] = SourceFacts(pool.incarnation, pool.layout.digest)
 
-    def find(self, call: int, group: str, rank: int) -> Pool | Refuse:
+    def find(self, call: Any, group: str, rank: int) -> Pool | Refuse:
+        """The pool, or why the call for it is refused."""
         pool = self._pools.get((group, rank))
         if group in self._away:
             return Refuse(call, *self._away[group], retryable=True)
@@ -104,4 +107,5 @@ def is_used(sessions: Iterable[TransferSession], pool: SourceId) -> bool:
 
 
 def is_read(sessions: Iterable[TransferSession], pool: SourceId) -> bool:
+    """Whether a copy of any transfer may still read from a pool."""
     return any(not session.is_quiesced and source_of(session) == pool for session in sessions)

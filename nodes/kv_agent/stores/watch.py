@@ -52,14 +52,14 @@ class StoreWatch:
         """Say which stores went off or came back since the last call."""
         for identity, (store, _, _) in self._stores.opened.items():
             off, why = self._off.get(identity), store.why_off
+            if why and (off is None or why != off.why):
+                self._ctx.log.warning("store is off", folder=identity.folder, why=why)
             if why and off is None:
                 self._off[identity] = _Off(why, self._ctx.now())
-                self._ctx.log.warning("store is off", folder=identity.folder, why=why)
                 self._stores.tell_changed(identity)
-            elif why and off is not None and why != off.why:
+            elif why and off is not None:
                 off.why = why
-                self._ctx.log.warning("store is off", folder=identity.folder, why=why)
-            elif off is not None and not why:
+            elif off is not None:
                 del self._off[identity]
                 self._ctx.log.info("store is on again", folder=identity.folder, pages=int(store.stats()["stored"]))
                 self._stores.tell_changed(identity)

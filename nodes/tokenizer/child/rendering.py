@@ -81,11 +81,6 @@ class ChildRenderer(Renderer):
     def shows_tools(self) -> bool:
         return self.child.dialect is not None and self.child.dialect.shows_tools
 
-    @property
-    def num_killed(self) -> int:
-        """Children that were killed, or died, in the middle of a rendering."""
-        return self.child.num_killed
-
     @override
     async def start(self) -> str:
         """Warm the child. A template that cannot be used is reported here, and is an error of each `render`."""

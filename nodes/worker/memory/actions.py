@@ -7,24 +7,21 @@ that frees its memory whatever the reason was, and the next incarnation begins w
 import contextlib
 import ctypes
 import gc
-from typing import Protocol, assert_never
+from typing import Protocol
 
 from kvstore.protocol import PoolHandle
 from mesh.actor import Call, Context
 from mesh.membership.view import READY, RELEASED
-from mesh.runtime.driver import CoreDriver
-from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, TakeUp
+from mesh.runtime.driver import CoreDriver, perform
+from mesh.runtime.effects import Asked
+from nodes.protocol.memory import LetGo, TakeUp
 from nodes.worker.memory.core import (
-    SUPERSEDED,
     Command,
-    Confirm,
     Event,
     GoOn,
     HasReleased,
     HasResumed,
     MemoryOccupation,
-    Ordered,
-    Refuse,
     Release,
     Resume,
     StepsEnded,
@@ -66,7 +63,7 @@ class MemoryActions:
 
     def on_order(self, call: Call, order: LetGo | TakeUp) -> None:
         """The agent orders memory to be released or taken back."""
-        self._driver.feed(Ordered(call.sender.epoch, order, call))
+        self._driver.feed(Asked(call.sender, order, call))
 
     def steps_ended(self) -> None:
         self._driver.feed(StepsEnded())
@@ -82,13 +79,8 @@ class MemoryActions:
                 self._owner.ctx.spawn(self._release(weights), name="release")
             case Resume(pool):
                 self._owner.ctx.spawn(self._resume(pool), name="resume")
-            case Confirm(call, order):
-                answer = HasLetGo if isinstance(order, LetGo) else HasTakenUp
-                call.reply(answer(group=order.group, number=order.number))
-            case Refuse(call, message):
-                call.fail(SUPERSEDED, message, retryable=True)
             case _:
-                assert_never(command)
+                perform(command, self._owner.ctx)
 
     async def _release(self, weights: str) -> None:
         ctx = self._owner.ctx

@@ -7,14 +7,15 @@ silent, which is right: that scheduler has given everything back, or is dead. Th
 one counts, even if it arrives while an earlier one is being carried out; that one is finished first. An order that is
 already fulfilled is answered at once.
 
-Pure; performed by `actions.py`.
+Pure; performed by `actions.py`. It is asked `LetGo` and `TakeUp`.
 """
 
 import enum
 from typing import Any, Final, NamedTuple, assert_never
 
 from kvstore.protocol import PoolHandle
-from nodes.protocol.memory import LetGo, TakeUp
+from mesh.runtime.effects import Asked, Effect, Outbox
+from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, TakeUp
 
 SUPERSEDED: Final = "superseded"
 
@@ -32,14 +33,6 @@ class Stage(enum.Enum):
 # events
 
 
-class Ordered(NamedTuple):
-    """The agent, of this epoch, gives an order; `call` is the actor's token for the answer."""
-
-    epoch: int
-    order: LetGo | TakeUp
-    call: Any
-
-
 class StepsEnded(NamedTuple):
     """No step runs."""
 
@@ -52,7 +45,7 @@ class HasResumed(NamedTuple):
     """`Resume` is done."""
 
 
-Event = Ordered | StepsEnded | HasReleased | HasResumed
+Event = Asked | StepsEnded | HasReleased | HasResumed
 
 
 # commands
@@ -78,21 +71,8 @@ class GoOn(NamedTuple):
     """Begin steps again."""
 
 
-class Confirm(NamedTuple):
-    """Answer this call: its order is done."""
-
-    call: Any
-    order: LetGo | TakeUp
-
-
-class Refuse(NamedTuple):
-    """Refuse this call: a later order has replaced its order."""
-
-    call: Any
-    message: str
-
-
-Command = StopSteps | Release | Resume | GoOn | Confirm | Refuse
+Own = StopSteps | Release | Resume | GoOn
+Command = Effect | Own
 
 
 class MemoryOccupation:
@@ -103,6 +83,7 @@ class MemoryOccupation:
         self._order: LetGo | TakeUp | None = None
         self._number = (0, 0)
         self._calls: list[Any] = []
+        self._outbox = Outbox[Own]()
 
     @property
     def is_held(self) -> bool:
@@ -111,64 +92,69 @@ class MemoryOccupation:
     def handle(self, event: Event) -> list[Command]:
         """Take one event; returns what to do, in order."""
         match event:
-            case Ordered():
-                return self._on_order(event)
+            case Asked():
+                self._on_order(event)
             case StepsEnded():
-                return self._on_steps_ended()
+                self._on_steps_ended()
             case HasReleased():
                 assert self.stage is Stage.RELEASING, "memory was released without an order"
                 self.stage = Stage.RELEASED
+                self._go_on()
             case HasResumed():
                 assert self.stage is Stage.RESUMING, "memory was taken back without an order"
-                self.stage = Stage.HELD
-                return [GoOn(), *self._go_on()]
+                self._hold()
             case _:
                 assert_never(event)
-        return self._go_on()
+        return self._outbox.take()
 
-    def _on_order(self, event: Ordered) -> list[Command]:
-        number = (event.epoch, event.order.number)
+    def _on_order(self, asked: Asked) -> None:
+        order: LetGo | TakeUp = asked.message
+        number = (asked.sender.epoch, order.number)
         if number < self._number:
-            return [Refuse(event.call, f"order {number} has been replaced, the last one is {self._number}")]
-        commands: list[Command] = []
+            self._refuse(asked.call, f"order {number} has been replaced, the last one is {self._number}")
+            return
         if number > self._number:
-            message = f"order {number} came before this one was carried out"
-            commands += [Refuse(call, message) for call in self._calls]
+            for call in self._calls:
+                self._refuse(call, f"order {number} came before this one was carried out")
             self._calls.clear()
-            self._number, self._order = number, event.order
-        self._calls.append(event.call)
-        return commands + self._go_on()
+            self._number, self._order = number, order
+        self._calls.append(asked.call)
+        self._go_on()
 
-    def _on_steps_ended(self) -> list[Command]:
+    def _on_steps_ended(self) -> None:
         if self.stage is not Stage.STOPPING:
-            return []
+            return
         if isinstance(self._order, LetGo):
             self.stage = Stage.RELEASING
-            return [Release(self._order.weights)]
-        # The order was reversed before anything was released.
-        self.stage = Stage.HELD
-        return [GoOn(), *self._go_on()]
+            self._outbox.add(Release(self._order.weights))
+        else:
+            # The order was reversed before anything was released.
+            self._hold()
 
-    def _go_on(self) -> list[Command]:
+    def _hold(self) -> None:
+        self.stage = Stage.HELD
+        self._outbox.add(GoOn())
+        self._go_on()
+
+    def _go_on(self) -> None:
         order = self._order
         assert order is not None, "an event before the first order"
-        match order:
-            case LetGo():
-                if self.stage is Stage.HELD:
-                    self.stage = Stage.STOPPING
-                    return [StopSteps()]
-                return self._confirm(Stage.RELEASED, order)
-            case TakeUp(pool=pool):
-                if self.stage is Stage.RELEASED:
-                    self.stage = Stage.RESUMING
-                    return [Resume(pool)]
-                return self._confirm(Stage.HELD, order)
-            case _:
-                assert_never(order)
+        if isinstance(order, LetGo):
+            if self.stage is Stage.HELD:
+                self.stage = Stage.STOPPING
+                self._outbox.add(StopSteps())
+            elif self.stage is Stage.RELEASED:
+                self._confirm(HasLetGo(group=order.group, number=order.number))
+        elif self.stage is Stage.RELEASED:
+            self.stage = Stage.RESUMING
+            self._outbox.add(Resume(order.pool))
+        elif self.stage is Stage.HELD:
+            self._confirm(HasTakenUp(group=order.group, number=order.number))
 
-    def _confirm(self, wanted: Stage, order: LetGo | TakeUp) -> list[Command]:
-        if self.stage is not wanted:
-            return []
-        confirmed: list[Command] = [Confirm(call, order) for call in self._calls]
+    def _confirm(self, done: HasLetGo | HasTakenUp) -> None:
+        for call in self._calls:
+            self._outbox.reply(call, done)
         self._calls.clear()
-        return confirmed
+
+    def _refuse(self, call: Any, why: str) -> None:
+        self._outbox.refuse(call, SUPERSEDED, why, retryable=True)

@@ -9,10 +9,11 @@ from kvstore.pool.device import CPU
 from mesh.actor import Call, Context
 from mesh.calls.persistent_ask import PersistentAsk
 from mesh.membership.view import Member
+from mesh.runtime.effects import Refuse, Reply
 from nodes.protocol import GroupFormed, JoinGroup
 from nodes.worker.config import WorkerConfig
 from nodes.worker.parallel.collectives import Collectives, CollectivesMaker
-from nodes.worker.parallel.ranks import Answer, Over, RankRendezvous, Refusal, who_is_missing
+from nodes.worker.parallel.ranks import Over, RankRendezvous, who_is_missing
 
 JOIN_TIMEOUT_S: Final = 5.0
 """After this long a rank asks rank 0 again: answers can get lost, and rank 0 may be a new incarnation by then."""
@@ -103,9 +104,9 @@ class RankGroup:
             return
         for command in self._rendezvous.join(call.message, call.sender.epoch, call):
             match command:
-                case Answer(one, formed):
+                case Reply(one, formed):
                     one.reply(formed)
-                case Refusal(one, code, message, retryable):
+                case Refuse(one, code, message, retryable):
                     one.fail(code, message, retryable=retryable)
                 case Over(reason):
                     self._end(reason)

@@ -15,29 +15,14 @@ from typing_extensions import override
 
 from mesh.address import Address
 from mesh.membership.view import Member
+from mesh.runtime.effects import Refuse, Reply
 from nodes.protocol import GroupFormed, JoinGroup
-from nodes.worker.core import AdoptArrived, AnswerAdopt, Command, Event, WorkerCore
+from nodes.worker.core import AdoptArrived, Command, Event, WorkerCore
 
 STALE: Final = "stale_epoch"
 MISMATCH: Final = "group_mismatch"
 POOL_CHANGED: Final = "pool_changed"
 GROUP_OVER: Final = "group_over"
-
-
-class Answer(NamedTuple):
-    """Answer this call of a rank with the group."""
-
-    call: Any
-    formed: GroupFormed
-
-
-class Refusal(NamedTuple):
-    """Refuse this call of a rank."""
-
-    call: Any
-    code: str
-    message: str
-    retryable: bool = True
 
 
 class Over(NamedTuple):
@@ -56,7 +41,7 @@ class RankRendezvous:
         self._joined: dict[int, tuple[int, Any]] = {}
         self.formed: GroupFormed | None = None
 
-    def join(self, join: JoinGroup, epoch: int, call: Any) -> list[Answer | Refusal | Over]:
+    def join(self, join: JoinGroup, epoch: int, call: Any) -> list[Reply | Refuse | Over]:
         """An incarnation of a rank asks to join. The last missing one completes the group."""
         if (refusal := self._refusal(join, call)) is not None:
             return [refusal]
@@ -64,34 +49,35 @@ class RankRendezvous:
             known = self.formed.epochs[join.rank]
             # Its answer was lost: it is in the group already, and asks again.
             if epoch == known:
-                return [Answer(call, self.formed)]
+                return [Reply(call, self.formed)]
             # It has started anew, so its predecessor is dead, and an operation with a dead rank never ends.
             over = f"rank {join.rank} joined in epoch {known} and now asks in epoch {epoch}"
-            return [Refusal(call, GROUP_OVER, over), Over(over)]
+            return [Refuse(call, GROUP_OVER, over, retryable=True), Over(over)]
         last, _ = self._joined.get(join.rank, (0, None))
         if epoch < last:
-            return [Refusal(call, STALE, f"rank {join.rank} has already asked in epoch {last}", retryable=False)]
+            return [Refuse(call, STALE, f"rank {join.rank} has already asked in epoch {last}")]
         self._joined[join.rank] = (epoch, call)
         if len(self._joined) < self._own.size - 1:
             return []
         epochs = [self._epoch, *(self._joined[rank][0] for rank in range(1, self._own.size))]
         self.formed = GroupFormed(epochs=epochs, unique_id=self._unique_id)
-        return [Answer(one, self.formed) for _, one in self._joined.values()]
+        return [Reply(one, self.formed) for _, one in self._joined.values()]
 
     def lost(self, rank: int, epoch: int) -> None:
         """An incarnation that had asked is gone, before there was a group."""
         if self._joined.get(rank, (0, None))[0] == epoch:
             del self._joined[rank]
 
-    def _refusal(self, join: JoinGroup, call: Any) -> Refusal | None:
+    def _refusal(self, join: JoinGroup, call: Any) -> Refuse | None:
         own = self._own
         if (join.group, join.size, join.model) != (own.group, own.size, own.model) or not 0 < join.rank < own.size:
             wrong = f"rank 0 of {own.group} is in a group of {own.size} ranks with model {own.model!r}"
             asked = f"rank {join.rank} of {join.size} of {join.group} with model {join.model!r} cannot join"
-            return Refusal(call, MISMATCH, f"{wrong}: {asked}", retryable=False)
+            return Refuse(call, MISMATCH, f"{wrong}: {asked}")
         if join.incarnation != own.incarnation:
             pools = f"{own.incarnation} at rank 0, {join.incarnation} at rank {join.rank}"
-            return Refusal(call, POOL_CHANGED, f"the pools of {own.group} have different incarnations: {pools}")
+            different = f"the pools of {own.group} have different incarnations: {pools}"
+            return Refuse(call, POOL_CHANGED, different, retryable=True)
         return None
 
 
@@ -135,7 +121,7 @@ class RankCore(WorkerCore):
                 self._deferred = (*self._deferred[-MAX_DEFERRED + 1 :], event)
                 return []
             if event.adopt.scheduler_epoch == self.scheduler_epoch:
-                return [AnswerAdopt(event.call)]
+                return [Reply(event.call, self.adopted)]
         commands = super().handle(event)
         if self._deferred and not self.is_running:
             deferred, self._deferred = self._deferred, ()

@@ -11,7 +11,7 @@ from kvstore.transfer.mapped.shm import ShmTransport
 from kvstore.transfer.selection import Selection
 from nodes.kv_agent.config import Bounds
 from nodes.kv_agent.core import AgentCore
-from nodes.kv_agent.metrics import transport_gauges
+from nodes.kv_agent.metrics import gauges, transport_gauges
 
 _FAILS = re.compile(
     r"(?:TransferError|SourceRefused|Revoked|CopyEnded|PairUnmade|\b_?fail)\(\s*(?:copy_id, |command\.copy\.copy_id, )?"
@@ -31,7 +31,7 @@ def test_all_codes_of_failures_are_listed() -> None:
 
 
 def test_each_has_a_series_before_it_happens() -> None:
-    figures = AgentCore("agent", [], Bounds()).gauges()
+    figures = gauges(AgentCore("agent", [], Bounds()))
     assert {figures[f'mesh_kv_transfer_failures_total{{code="{code}"}}'] for code in TRANSFER_FAILURES} == {0.0}
 
 

@@ -5,11 +5,12 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from mesh.address import Address
+from mesh.runtime.effects import Tell, Told
 from mesh.runtime.trace_ring import key_of
+from mesh.transport.base import Channel
 from nodes.bundled.byte_tokenizer import SPECIAL_TOKEN_IDS, byte_tokenizer_json
 from nodes.detokenizer.config import DetokenizerLimits
-from nodes.detokenizer.core import DetokenizerCore, LeaseTick, MalformedBatch, SchedulerLost, SendText, SendToScheduler
-from nodes.detokenizer.core import TokensArrived as Arrived
+from nodes.detokenizer.core import DetokenizerCore, LeaseTick, MalformedBatch, SchedulerLost, SendToScheduler
 from nodes.detokenizer.incremental import DecoderFactory
 from nodes.protocol import Resend, ResendFrom, StopAt, StreamFinish, StreamOpen, TextBatch, TextDelta, TokenBatch
 from nodes.request import AttemptRef, Stages, StopRules
@@ -48,11 +49,11 @@ def delta(text, ids=None, *, position=0, offset=0, finish=None, request_id="r", 
 
 def feed(detokenizer, step, now=0):
     """What it wants when this comes from `D`."""
-    return detokenizer.handle(Arrived(D, step), now)
+    return detokenizer.handle(Told(D, step), now)
 
 
 def texts(commands):
-    return [d for c in commands if isinstance(c, SendText) for d in c.message.deltas]
+    return [d for c in commands if isinstance(c, Tell) for d in c.message.deltas]
 
 
 def asked(commands):
@@ -65,7 +66,9 @@ def detokenizer():
 
 
 def test_tokens_become_text_at_their_offsets(detokenizer):
-    assert feed(detokenizer, batch("h", opens=[opening()])) == [SendText("gw", TextBatch(deltas=[delta("h")]))]
+    assert feed(detokenizer, batch("h", opens=[opening()])) == [
+        Tell("gw", TextBatch(deltas=[delta("h")]), Channel.DATA)
+    ]
     assert texts(feed(detokenizer, batch("i", position=1))) == [delta("i", position=1, offset=1)]
     assert texts(feed(detokenizer, batch("ab", position=2))) == [delta("ab", position=2, offset=2)]
     assert texts(feed(detokenizer, batch("c", position=4))) == [delta("c", position=4, offset=4)]
@@ -104,7 +107,7 @@ def test_one_batch_per_gateway(detokenizer):
     opens = [StreamOpen(i, f"r{i}", 0, f"gw{i % 2}", StopRules(9), [], []) for i in range(6)]
     step = TokenBatch(streams=[*range(6)], positions=[0] * 6, counts=[1] * 6, token_ids=[65] * 6, opens=opens)
     commands = feed(detokenizer, step)
-    assert [(c.gateway, [d.request_id for d in c.message.deltas]) for c in commands] == [
+    assert [(c.actor_id, [d.request_id for d in c.message.deltas]) for c in commands] == [
         ("gw0", ["r0", "r2", "r4"]),
         ("gw1", ["r1", "r3", "r5"]),
     ]
@@ -254,7 +257,7 @@ def test_closed_stream_is_forgotten(detokenizer):
 def test_lost_scheduler_takes_its_streams_along(detokenizer):
     feed(detokenizer, batch("a", opens=[opening()]))
     other = Address("decode-1", 1)
-    detokenizer.handle(Arrived(other, batch("a", opens=[opening()])), 0)
+    detokenizer.handle(Told(other, batch("a", opens=[opening()])), 0)
     assert detokenizer.handle(SchedulerLost(D), 0) == []
     assert detokenizer.handle(SchedulerLost(D), 0) == []
     assert detokenizer.num_streams == 1
@@ -263,7 +266,7 @@ def test_lost_scheduler_takes_its_streams_along(detokenizer):
 def test_newer_incarnation_replaces_the_older_for_good(detokenizer):
     feed(detokenizer, batch("a", opens=[opening()]))
     newer = Address("decode-0", 4)
-    assert asked(detokenizer.handle(Arrived(newer, batch("b", position=1)), 0))
+    assert asked(detokenizer.handle(Told(newer, batch("b", position=1)), 0))
     assert detokenizer.num_streams == 0
     assert feed(detokenizer, batch("a", opens=[opening()])) == []
     assert detokenizer.num_streams == 0

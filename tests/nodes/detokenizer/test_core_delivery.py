@@ -5,9 +5,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from mesh.address import Address
+from mesh.runtime.effects import Tell, Told
 from nodes.bundled.byte_tokenizer import byte_tokenizer_json
 from nodes.detokenizer.config import DetokenizerLimits
-from nodes.detokenizer.core import DetokenizerCore, SchedulerLost, SendText, TokensArrived
+from nodes.detokenizer.core import DetokenizerCore, SchedulerLost
 from nodes.detokenizer.incremental import DecoderFactory
 from nodes.protocol import StreamFinish, StreamOpen, TokenBatch
 from nodes.request import StopRules
@@ -66,8 +67,8 @@ STEP = st.tuples(st.sampled_from(["step", "lost", "text_lost", "again", "reopen"
 
 
 def deliver(core, batch, gateway, now, lost=False):
-    for command in core.handle(TokensArrived(D, batch), now):
-        if isinstance(command, SendText) and not lost:
+    for command in core.handle(Told(D, batch), now):
+        if isinstance(command, Tell) and not lost:
             for delta in command.message.deltas:
                 gateway.take(delta)
 

@@ -190,12 +190,12 @@ async def test_an_ask_that_was_given_up_is_not_answered(world: World) -> None:
     while not agent.pulls.is_busy:
         await asyncio.sleep(0.0005)
     closing = asyncio.ensure_future(world.ask(world.d, "agent-0", CloseGrant(grant_id="g")))
-    while not agent._calls:
+    while not agent.core._closing:
         await asyncio.sleep(0.0001)
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
-    await until(lambda: not agent._calls)
     await until(lambda: not agent.stats()["mesh_kv_grants_open"], 30.0)
+    assert agent.ctx.metrics.value("mesh_answers_ignored_total") == 1, "nobody waits for it any more"
     assert (await world.ask(world.d, "agent-0", MapPool(group="d"))).group == "d", "it goes on when the copy has ended"
 
 

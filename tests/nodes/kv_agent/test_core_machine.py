@@ -18,23 +18,18 @@ from kvstore.protocol import (
 )
 from kvstore.transfer.session import CopyEnded, SessionLimits
 from mesh.address import Address
+from mesh.runtime.effects import Asked, Refuse, Reply, Tell, Told
 from nodes.kv_agent.core import AgentCore, Bounds, Pool
 from nodes.kv_agent.events import (
     CancelPull,
-    CloseAsked,
     CopyDone,
     Event,
     MapForeign,
-    OpenAsked,
-    PagesAnnounced,
     PeerGone,
-    Refuse,
-    Reply,
     SourceId,
     SourceMapped,
     SourceRefused,
     StartPull,
-    Tell,
     Tick,
     UnmapForeign,
 )
@@ -55,7 +50,7 @@ class AgentMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.calls = 0
         self.epochs = dict.fromkeys(HOLDERS, 1)
-        self.asked: dict[int, OpenAsked | CloseAsked] = {}
+        self.asked: dict[int, Asked] = {}
         self.opened: dict[str, OpenGrant] = {}
         self.closed: set[str] = set()
         self.copies: dict[str, StartPull] = {}
@@ -105,7 +100,7 @@ class AgentMachine(RuleBasedStateMachine):
             assert not set(other.copy.pages) & set(command.copy.pages), "two writers of one page"
         self.copies[command.grant_id] = command
 
-    def ask(self, event: OpenAsked | CloseAsked) -> None:
+    def ask(self, event: Asked) -> None:
         self.asked[event.call] = event
         self.feed(event)
 
@@ -123,7 +118,7 @@ class AgentMachine(RuleBasedStateMachine):
                 timeout_s=data.draw(st.sampled_from([1.0, 6.0])),
             )  # fmt: skip
         self.calls += 1
-        self.ask(OpenAsked(self.calls, Address(message.holder, message.holder_epoch), together(message)))
+        self.ask(Asked(Address(message.holder, message.holder_epoch), together(message), self.calls))
 
     @rule(grant_id=st.sampled_from(GRANTS))
     def close_grant(self, grant_id: str) -> None:
@@ -131,7 +126,7 @@ class AgentMachine(RuleBasedStateMachine):
         if grant is not None:
             self.calls += 1
             holder = Address(grant.holder, self.epochs[grant.holder])
-            self.ask(CloseAsked(self.calls, holder, CloseGrant(grant_id=grant_id)))
+            self.ask(Asked(holder, CloseGrant(grant_id=grant_id), self.calls))
 
     @rule(grant_id=st.sampled_from(GRANTS), first=st.integers(0, 3), is_far=st.booleans(), epoch=st.integers(1, 2))
     def announce(self, grant_id: str, first: int, is_far: bool, epoch: int) -> None:
@@ -143,7 +138,7 @@ class AgentMachine(RuleBasedStateMachine):
             source_agent="far" if is_far else "agent", source_incarnation=1,
             generations=[500 + page for page in pages],
         )  # fmt: skip
-        self.feed(PagesAnnounced(Address("P", epoch), message))
+        self.feed(Told(Address("P", epoch), together(message)))
 
     @rule(is_there=st.booleans(), incarnation=st.sampled_from([1, 1, 2]))
     def mapping_ends(self, is_there: bool, incarnation: int) -> None:
@@ -188,7 +183,7 @@ class AgentMachine(RuleBasedStateMachine):
         assert len(self.core.sessions) <= 4 + 3
         for ends in self.ends.values():
             assert len(ends) == 1, "told both that it succeeded and that it failed"
-        assert all(isinstance(asked, CloseAsked) for asked in self.asked.values()), "opens are answered at once"
+        assert all(isinstance(asked.message, CloseGrant) for asked in self.asked.values()), "opens are answered at once"
 
     def teardown(self) -> None:
         for _ in range(3000):
@@ -200,7 +195,7 @@ class AgentMachine(RuleBasedStateMachine):
             self.feed(Tick())
         assert (self.core.next_deadline, len(self.core.sessions), self.core.num_live) == (None, 0, 0)
         everything = grant_of([1, 2, 3, 4, 5, 6, 7], LAYOUT.digest, grant_id="all", holder="F")
-        self.ask(OpenAsked(0, Address("F", 1), together(everything)))
+        self.ask(Asked(Address("F", 1), together(everything), 0))
         assert "all" in self.opened, "no page is in a grant any more"
         assert not self.asked, "every call was answered"
 

@@ -7,15 +7,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvstore.layout import KVLayout
+from kvstore.protocol import PoolHandle
 from mesh.address import Address
-from nodes.kv_agent.memory.core import HELD, RELEASING, RESUMING, MemoryCore
+from mesh.runtime.effects import Answered, Ask, Asked, AskFailed, Refuse, Reply
+from nodes.kv_agent.memory.core import ASK_TIMEOUT_S, HELD, RELEASING, RESUMING, MemoryCore
 from nodes.kv_agent.memory.events import (
-    Answer,
-    AskLetGo,
-    AskTakeUp,
     CopiesEnded,
     DesiredState,
-    Done,
     FreePool,
     HolderLost,
     HolderSeen,
@@ -23,21 +22,44 @@ from nodes.kv_agent.memory.events import (
     Mapped,
     Mark,
     MembersSeen,
-    NotDone,
     Offer,
+    Order,
     PoolFacts,
     PoolFreed,
     PoolMade,
     PoolRefused,
-    RefuseRequest,
     StopCopies,
     Tick,
-    Wanted,
 )
-from nodes.protocol.memory import ListMemory, ReleaseMemory, ResumeMemory
+from nodes.protocol.memory import HasLetGo, HasTakenUp, LetGo, ListMemory, ReleaseMemory, ResumeMemory, TakeUp
 
 S, W = Address("scheduler-g", 1), Address("worker-g", 1)
+LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8)
+OPERATOR = Address("operator", 1)
 RELEASED = "released"
+
+
+def handle_of(group: str) -> PoolHandle:
+    return PoolHandle(group=group, agent="agent", path="/g", num_pages=8, layout=LAYOUT, incarnation=1)
+
+
+def let_go(group: str, number: int, holder: Address, desired: DesiredState) -> Ask:
+    message = LetGo(group=group, number=number, weights=desired.weights)
+    return Ask(holder.actor_id, message, ASK_TIMEOUT_S, Order(group, number, holder))
+
+
+def take_up(group: str, number: int, holder: Address) -> Ask:
+    message = TakeUp(group=group, number=number, pool=handle_of(group))
+    return Ask(holder.actor_id, message, ASK_TIMEOUT_S, Order(group, number, holder))
+
+
+def done(made: MemoryCore, group: str, number: int, holder: Address) -> Answered:
+    kind = HasTakenUp if made._groups[group].desired is None else HasLetGo
+    return Answered(Order(group, number, holder), kind(group=group, number=number), holder)
+
+
+def not_done(group: str, number: int, holder: Address, why: str) -> AskFailed:
+    return AskFailed(Order(group, number, holder), "peer_lost", why)
 
 
 def seen(*states: tuple[Address, str], saver: bool = False, has_loaded: bool = True) -> MembersSeen:
@@ -46,13 +68,13 @@ def seen(*states: tuple[Address, str], saver: bool = False, has_loaded: bool = T
 
 
 def core(device: str = "cpu", **facts: Any) -> MemoryCore:
-    made = MemoryCore([PoolFacts("g", device, 100, **facts)], retry_s=1.0)
+    made = MemoryCore([PoolFacts("g", device, 100, **facts)], handle_of, retry_s=1.0)
     made.handle(seen((S, "ready"), (W, "ready")), 0.0)
     return made
 
 
 def release(made: MemoryCore, now: float = 0.0, **options: bool) -> list[Any]:
-    return made.handle(Wanted(1, ReleaseMemory(groups=["g"], **options)), now)
+    return made.handle(Asked(OPERATOR, ReleaseMemory(groups=["g"], **options), 1), now)
 
 
 def state(made: MemoryCore) -> str:
@@ -76,10 +98,10 @@ def made() -> MemoryCore:
 def test_the_scheduler_goes_first_and_the_pool_last(made: MemoryCore) -> None:
     desired = DesiredState(True, "reload")
     *commands, answer = release(made)
-    assert commands == [Mark("g", desired), StopCopies("g"), AskLetGo("g", 1, S, desired)]
+    assert commands == [Mark("g", desired), StopCopies("g"), let_go("g", 1, S, desired)]
     assert (answer.message.groups[0].state, answer.message.groups[0].waiting_for) == (RELEASING, ["scheduler-g"])
-    assert made.handle(Done("g", 1, S), 0.0) == [AskLetGo("g", 1, W, desired)]
-    assert made.handle(Done("g", 1, W), 0.0) == [], "a copy may still write"
+    assert made.handle(done(made, "g", 1, S), 0.0) == [let_go("g", 1, W, desired)]
+    assert made.handle(done(made, "g", 1, W), 0.0) == [], "a copy may still write"
     assert made.handle(CopiesEnded("g"), 0.0) == [FreePool("g")]
     assert made.handle(PoolFreed("g"), 0.0) == []
     (group,) = made.describe()
@@ -89,22 +111,22 @@ def test_the_scheduler_goes_first_and_the_pool_last(made: MemoryCore) -> None:
 
 def test_a_pool_is_made_again_and_workers_that_let_go_take_up() -> None:
     made = released()
-    assert made.handle(Wanted(1, ResumeMemory()), 0.0)[0] == MakePool("g")
+    assert made.handle(Asked(OPERATOR, ResumeMemory(), 1), 0.0)[0] == MakePool("g")
     assert state(made) == RESUMING
-    assert made.handle(PoolMade("g"), 0.0) == [AskTakeUp("g", 1, W)]
+    assert made.handle(PoolMade("g"), 0.0) == [take_up("g", 1, W)]
     assert state(made) == RESUMING
-    assert made.handle(Done("g", 1, W), 0.0) == []
+    assert made.handle(done(made, "g", 1, W), 0.0) == []
     made.handle(seen((W, "ready")), 0.0)
     assert state(made) == HELD
 
 
 def test_memory_that_is_not_there_leaves_it_released_and_says_why() -> None:
     made = released()
-    made.handle(Wanted(1, ResumeMemory()), 0.0)
+    made.handle(Asked(OPERATOR, ResumeMemory(), 1), 0.0)
     assert made.handle(PoolRefused("g", "the trainer has it"), 0.0) == []
     (group,) = made.describe()
     assert (group.state, group.reason) == (RELEASED, "the trainer has it")
-    made.handle(Wanted(2, ResumeMemory()), 0.0)
+    made.handle(Asked(OPERATOR, ResumeMemory(), 2), 0.0)
     assert made.describe()[0].reason == "the trainer has it", "until a try succeeds"
     made.handle(PoolMade("g"), 0.0)
     assert made.describe()[0].reason == ""
@@ -113,37 +135,37 @@ def test_memory_that_is_not_there_leaves_it_released_and_says_why() -> None:
 def test_kv_that_is_kept_is_offered_again(made: MemoryCore) -> None:
     release(made, keep_kv=True)
     made.handle(CopiesEnded("g"), 0.0)
-    made.handle(Done("g", 1, S), 0.0)
-    made.handle(Done("g", 1, W), 0.0)
+    made.handle(done(made, "g", 1, S), 0.0)
+    made.handle(done(made, "g", 1, W), 0.0)
     (group,) = made.describe()
     assert (group.state, group.pool_bytes) == (RELEASED, 100)
     made.handle(seen((W, RELEASED)), 0.0)
-    commands = made.handle(Wanted(1, ResumeMemory()), 0.0)
-    assert commands[:3] == [Mark("g", None), Offer("g"), AskTakeUp("g", 2, W)]
+    commands = made.handle(Asked(OPERATOR, ResumeMemory(), 1), 0.0)
+    assert commands[:3] == [Mark("g", None), Offer("g"), take_up("g", 2, W)]
 
 
 @pytest.mark.parametrize("is_done", [True, False])
 def test_who_was_asked_to_let_go_is_waited_for_before_its_state_is_heard_of(made: MemoryCore, is_done: bool) -> None:
     release(made, keep_kv=True)
     made.handle(CopiesEnded("g"), 0.0)
-    made.handle(Done("g", 1, S), 0.0)
+    made.handle(done(made, "g", 1, S), 0.0)
     if is_done:
-        made.handle(Done("g", 1, W), 0.0)
+        made.handle(done(made, "g", 1, W), 0.0)
         assert state(made) == RELEASED
-    commands = made.handle(Wanted(1, ResumeMemory()), 0.0)
-    assert commands[:3] == [Mark("g", None), Offer("g"), AskTakeUp("g", 2, W)]
+    commands = made.handle(Asked(OPERATOR, ResumeMemory(), 1), 0.0)
+    assert commands[:3] == [Mark("g", None), Offer("g"), take_up("g", 2, W)]
     assert state(made) == RESUMING
-    made.handle(Done("g", 2, W), 0.0)
+    made.handle(done(made, "g", 2, W), 0.0)
     assert state(made) == HELD
 
 
 def test_who_does_not_answer_is_asked_again_and_named(made: MemoryCore) -> None:
     release(made)
-    assert made.handle(NotDone("g", 1, S, "no answer"), 3.0) == []
+    assert made.handle(not_done("g", 1, S, "no answer"), 3.0) == []
     assert made.next_deadline == 4.0
-    assert made.describe()[0].reason == "scheduler-g#1: no answer"
+    assert made.describe()[0].reason == "scheduler-g#1: peer_lost: no answer"
     assert made.handle(Tick(), 3.9) == []
-    assert made.handle(Tick(), 4.0) == [AskLetGo("g", 1, S, DesiredState(True, "reload"))]
+    assert made.handle(Tick(), 4.0) == [let_go("g", 1, S, DesiredState(True, "reload"))]
     assert made.next_deadline is None
 
 
@@ -151,24 +173,24 @@ def test_all_who_do_not_answer_are_asked_again_at_once(made: MemoryCore) -> None
     other = Address("worker-g.1", 1)
     made.handle(seen((S, "ready"), (W, "ready"), (other, "ready")), 0.0)
     release(made)
-    assert {one.holder for one in made.handle(Done("g", 1, S), 1.0)} == {W, other}
-    assert made.handle(NotDone("g", 1, W, "no answer"), 3.0) == []
-    assert made.handle(NotDone("g", 1, other, "no answer"), 3.5) == []
+    assert {one.tag.holder for one in made.handle(done(made, "g", 1, S), 1.0)} == {W, other}
+    assert made.handle(not_done("g", 1, W, "no answer"), 3.0) == []
+    assert made.handle(not_done("g", 1, other, "no answer"), 3.5) == []
     assert made.next_deadline == 4.0
-    assert {one.holder for one in made.handle(Tick(), 4.0)} == {W, other}
+    assert {one.tag.holder for one in made.handle(Tick(), 4.0)} == {W, other}
 
 
 def test_the_dead_hold_nothing_and_who_comes_late_is_asked(made: MemoryCore) -> None:
     made.handle(CopiesEnded("g"), 0.0)
     release(made)
     made.handle(CopiesEnded("g"), 0.0)
-    assert made.handle(HolderLost(S), 0.0) == [AskLetGo("g", 1, W, DesiredState(True, "reload"))]
+    assert made.handle(HolderLost(S), 0.0) == [let_go("g", 1, W, DesiredState(True, "reload"))]
     assert made.handle(HolderLost(W), 0.0) == [FreePool("g")]
     made.handle(PoolFreed("g"), 0.0)
     zombie = Address("worker-g", 2)
     commands = made.handle(seen((zombie, "ready")), 0.0)
-    assert commands == [AskLetGo("g", 1, zombie, DesiredState(True, "reload"))], "it slept through the release"
-    assert made.handle(Done("g", 7, zombie), 0.0) == [], "another order's"
+    assert commands == [let_go("g", 1, zombie, DesiredState(True, "reload"))], "it slept through the release"
+    assert made.handle(done(made, "g", 7, zombie), 0.0) == [], "another order's"
 
 
 def test_whoever_mapped_is_a_holder_before_it_is_a_member(made: MemoryCore) -> None:
@@ -176,7 +198,7 @@ def test_whoever_mapped_is_a_holder_before_it_is_a_member(made: MemoryCore) -> N
     made.handle(seen(), 0.0)
     made.handle(Mapped("g", starting), 0.0)
     commands = release(made)
-    assert AskLetGo("g", 1, starting, DesiredState(True, "reload")) in commands
+    assert let_go("g", 1, starting, DesiredState(True, "reload")) in commands
     made.handle(CopiesEnded("g"), 0.0)
     assert made.handle(seen((Address("worker-g", 6), RELEASED)), 0.0) == [FreePool("g")]
 
@@ -237,8 +259,8 @@ def test_weights_that_were_kept_are_gone_with_their_process() -> None:
 def test_wishes_that_cannot_be(made: MemoryCore, message: Any, code: str) -> None:
     if code == "already_released":
         release(made)
-    (refused,) = made.handle(Wanted(9, message), 0.0)
-    assert isinstance(refused, RefuseRequest)
+    (refused,) = made.handle(Asked(OPERATOR, message, 9), 0.0)
+    assert isinstance(refused, Refuse)
     assert (refused.call, refused.code) == (9, code)
 
 
@@ -258,18 +280,18 @@ def test_an_agent_that_finds_a_wish_goes_on_with_it() -> None:
     commands = made.handle(seen((S, "ready"), (W, "starting")), 0.0)
     assert commands == [], "they were asked when they were seen first"
     assert made.describe()[0].waiting_for == ["scheduler-g"]
-    made = MemoryCore([PoolFacts("g", "cpu", 100, DesiredState(True, "reload"))])
-    (answer,) = made.handle(Wanted(1, ListMemory()), 0.0)
+    made = MemoryCore([PoolFacts("g", "cpu", 100, DesiredState(True, "reload"))], handle_of)
+    (answer,) = made.handle(Asked(OPERATOR, ListMemory(), 1), 0.0)
     assert answer.message.groups[0].state == RELEASING, "it has not joined yet, so others may have the pool mapped"
     assert made.handle(seen(), 0.0) == [FreePool("g")], "nobody is there"
 
 
 def test_an_agent_that_has_not_joined_yet_does_not_say_that_all_have_let_go() -> None:
-    made = MemoryCore([PoolFacts("g", "cpu", 100, DesiredState(False, "reload"))])
+    made = MemoryCore([PoolFacts("g", "cpu", 100, DesiredState(False, "reload"))], handle_of)
     assert state(made) == RELEASING
     made.handle(seen((W, "ready")), 0.0)
     assert state(made) == RELEASING
-    made.handle(Done("g", made._groups["g"].number, W), 0.0)
+    made.handle(done(made, "g", made._groups["g"].number, W), 0.0)
     assert state(made) == RELEASED
 
 
@@ -313,7 +335,7 @@ class Groups(RuleBasedStateMachine):
         self.agents += 1
         self.is_making = False
         self.is_offered = self.desired is None
-        self.core = MemoryCore([PoolFacts("g", "cpu", 100, self.desired, self.is_there)], retry_s=1.0)
+        self.core = MemoryCore([PoolFacts("g", "cpu", 100, self.desired, self.is_there)], handle_of, retry_s=1.0)
         self._members()
 
     def _spawn(self, actor_id: str) -> None:
@@ -331,7 +353,7 @@ class Groups(RuleBasedStateMachine):
                         self._feed(CopiesEnded("g"))
                 case Offer():
                     self.is_offered = True
-                case AskLetGo() | AskTakeUp():
+                case Ask():
                     self.asks.append(command)
                 case FreePool():
                     known = [one.address for one in self.holders.values() if one.maps and not one.is_unknown]
@@ -343,7 +365,7 @@ class Groups(RuleBasedStateMachine):
                 case MakePool():
                     self.is_making = True
                 case _:
-                    assert isinstance(command, Answer), command
+                    assert isinstance(command, Reply), command
 
     def _members(self) -> None:
         holders = [
@@ -355,12 +377,12 @@ class Groups(RuleBasedStateMachine):
     @rule()
     def release(self) -> None:
         self.asked_for = RELEASED
-        self._feed(Wanted(1, ReleaseMemory()))
+        self._feed(Asked(OPERATOR, ReleaseMemory(), 1))
 
     @rule()
     def resume(self) -> None:
         self.asked_for = HELD
-        self._feed(Wanted(1, ResumeMemory()))
+        self._feed(Asked(OPERATOR, ResumeMemory(), 1))
 
     @rule(which=st.sampled_from([S.actor_id, W.actor_id]), is_loaded=st.booleans())
     def comes_up(self, which: str, is_loaded: bool) -> None:
@@ -393,8 +415,8 @@ class Groups(RuleBasedStateMachine):
         self._answer(ask, is_heard=is_heard, is_told=is_told, is_seen=is_seen)
 
     def _answer(self, ask: Any, *, is_heard: bool, is_told: bool, is_seen: bool = True) -> None:
-        holder = self.holders[ask.holder.actor_id]
-        is_done = is_heard and holder.address == ask.holder and (self.agents, ask.number) >= holder.order
+        holder = self.holders[ask.tag.holder.actor_id]
+        is_done = is_heard and holder.address == ask.tag.holder and (self.agents, ask.tag.number) >= holder.order
         if is_done and holder.maps and holder.state == "starting":
             # It cannot stop what it is doing, so it ends.
             self.dies(holder.address.actor_id, is_seen=True)
@@ -403,12 +425,12 @@ class Groups(RuleBasedStateMachine):
             self._carry_out(holder, ask)
         if is_seen:
             self._members()
-        done = Done("g", ask.number, ask.holder)
-        self._feed(done if is_done and is_told else NotDone("g", ask.number, ask.holder, "lost"))
+        ended = done(self.core, "g", ask.tag.number, ask.tag.holder)
+        self._feed(ended if is_done and is_told else not_done("g", ask.tag.number, ask.tag.holder, "lost"))
 
     def _carry_out(self, holder: Holder, ask: Any) -> None:
-        holder.order = (self.agents, ask.number)
-        if isinstance(ask, AskLetGo):
+        holder.order = (self.agents, ask.tag.number)
+        if isinstance(ask.message, LetGo):
             holder.maps, holder.state = False, RELEASED
             if holder.address.actor_id == S.actor_id:
                 self._spawn(S.actor_id)
@@ -473,7 +495,7 @@ class Groups(RuleBasedStateMachine):
                     self._answer(ask, is_heard=True, is_told=True)
             for actor_id in self.holders:
                 self.comes_up(actor_id, is_loaded=True)
-            self._feed(Wanted(1, ReleaseMemory() if self.asked_for == RELEASED else ResumeMemory()))
+            self._feed(Asked(OPERATOR, ReleaseMemory() if self.asked_for == RELEASED else ResumeMemory(), 1))
             self.time_passes(2.0)
         (group,) = self.core.describe()
         assert group.state == self.asked_for, group

@@ -223,27 +223,24 @@ class Agent:
     def take(self, packet: "Packet") -> None:
         self.calls[packet.ask_id] = packet
         match packet.message:
-            case OpenGrants():
-                self.event(agent_events.OpenAsked(packet.ask_id, packet.sender, packet.message))
-            case CloseGrant():
-                self.event(agent_events.CloseAsked(packet.ask_id, packet.sender, packet.message))
+            case OpenGrants() | CloseGrant():
+                self.event(Asked(packet.sender, packet.message, packet.ask_id))
             case ListStoredPages():
                 # Its disk is empty.
                 self.world.reply(self.calls.pop(packet.ask_id), StoredPagesListed(hashes=b""))
             case AnnouncePages():
-                for ready in packet.message.announced:
-                    self.event(agent_events.PagesAnnounced(packet.sender, ready))
+                self.event(Told(packet.sender, packet.message))
 
     def event(self, event: agent_events.Event) -> None:
         pending = [event]
         while pending:
             for command in self.core.handle(pending.pop(0), self.world.now):
                 match command:
-                    case agent_events.Reply(call, message):
+                    case Reply(call, message):
                         self.world.reply(self.calls.pop(call), message)
-                    case agent_events.Refuse(call, code):
+                    case Refuse(call, code):
                         self.world.refuse(self.calls.pop(call), code)
-                    case agent_events.Tell(receiver, message):
+                    case Tell(receiver, message):
                         kind = "failed" if isinstance(message, TransferFailed) else "pulled"
                         self.world.put(self.name, receiver, TransferNews(**{kind: [message]}))
                     case agent_events.MapForeign(source):
@@ -420,9 +417,9 @@ class World:
             event = worker_core.StepArrived(packet.sender.actor_id, packet.message, packet.buffers)
         for command in worker.handle(event):
             match command:
-                case worker_core.AnswerAdopt(call):
+                case Reply(call):
                     self.reply(call, worker.adopted())
-                case worker_core.RefuseAdopt(call, code):
+                case Refuse(call, code):
                     self.calls[call.ask_id] = call
                     self.refuse(call, code)
                 case worker_core.SendResult(scheduler, result):

@@ -80,7 +80,7 @@ async def test_endless_template_is_killed_at_its_deadline_and_the_next_chat_serv
         await bomb
     assert loop.time() - started < 2
     assert await after == "b"
-    assert renderer.num_killed == 1
+    assert renderer.child.num_killed == 1
 
 
 @pytest.mark.settings(memory_bytes=1 << 28, deadline_s=20)
@@ -94,7 +94,7 @@ async def test_output_is_bounded(renderer):
     with pytest.raises(ContextLengthExceeded):
         await renderer.render(chat("a", long=True))
     assert await renderer.render(chat("b")) == "b"
-    assert renderer.num_killed == 0
+    assert renderer.child.num_killed == 0
 
 
 async def test_child_that_died_is_replaced(renderer):

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mesh.runtime.effects import Refuse, Reply
 from nodes.asks.repetition_penalty import RepetitionPenalty
 from nodes.protocol import Adopt, RowError, StepMismatch, StepResult
 from nodes.protocol.steps import MAX_SLOTS, Open
@@ -13,8 +14,6 @@ from nodes.worker.core import (
     MAX_QUEUED,
     NUM_KEPT_RESULTS,
     AdoptArrived,
-    AnswerAdopt,
-    RefuseAdopt,
     RunStep,
     SendResult,
     StepArrived,
@@ -58,7 +57,7 @@ def done(*token_ids: int, errors: tuple[RowError, ...] = ()) -> StepDone:
 
 def adopted(next_step: int = 0) -> WorkerCore:
     core = WorkerCore(LIMITS)
-    assert core.handle(adopt(next_step=next_step)) == [AnswerAdopt("call")]
+    assert core.handle(adopt(next_step=next_step)) == [Reply("call", core.adopted)]
     return core
 
 
@@ -81,7 +80,7 @@ def core() -> WorkerCore:
 def ahead() -> WorkerCore:
     """It begins a step while another runs."""
     core = WorkerCore(LIMITS, depth=2)
-    assert core.handle(adopt()) == [AnswerAdopt("call")]
+    assert core.handle(adopt()) == [Reply("call", core.adopted)]
     return core
 
 
@@ -374,7 +373,7 @@ def test_adoption_waits_for_the_running_step_and_drops_the_queue() -> None:
     assert core.handle(arrived(3, epoch=1)) == [StepRefused(3, "wrong_epoch")]
     assert core.handle(arrived(3, epoch=2)) == []
     commands = core.handle(done(5))
-    assert commands[0] == AnswerAdopt("new")
+    assert commands[0] == Reply("new", core.adopted)
     assert ran(commands) == [3]
     assert [command.result.scheduler_epoch for command in core.handle(done(5))] == [2]
 
@@ -383,23 +382,23 @@ def test_later_epochs_win(core: WorkerCore) -> None:
     core.handle(arrived(1))
     assert core.handle(adopt(epoch=3, call="third")) == []
     (refused,) = core.handle(adopt(epoch=2, call="second"))
-    assert isinstance(refused, RefuseAdopt)
+    assert isinstance(refused, Refuse)
     assert (refused.call, refused.known_epoch) == ("second", 3)
     assert core.handle(adopt(epoch=3, call="third again")) == []
     refusals = core.handle(adopt(epoch=4, call="fourth"))
     assert [(command.call, command.known_epoch) for command in refusals] == [("third", 4), ("third again", 4)]
-    assert core.handle(done(1)) == [AnswerAdopt("fourth")]
+    assert core.handle(done(1)) == [Reply("fourth", core.adopted)]
     (refused,) = WorkerCore(LIMITS).handle(adopt(epoch=0))
-    assert isinstance(refused, RefuseAdopt)
+    assert isinstance(refused, Refuse)
 
 
 def test_adopting_again_keeps_what_is_still_wanted(core: WorkerCore) -> None:
     core.handle(arrived(2))
     core.handle(arrived(3))
-    assert core.handle(adopt(next_step=1)) == [AnswerAdopt("call")]
+    assert core.handle(adopt(next_step=1)) == [Reply("call", core.adopted)]
     assert core.num_queued == 2
     commands = core.handle(adopt(next_step=3))
-    assert commands[0] == AnswerAdopt("call")
+    assert commands[0] == Reply("call", core.adopted)
     assert ran(commands) == [3]
 
 
@@ -464,10 +463,10 @@ def test_whatever_arrives_steps_run_in_order_once_per_epoch(events: list[tuple[s
                     if (result.scheduler_epoch, result.step) not in answered:
                         answered.append((result.scheduler_epoch, result.step))
                     assert result.token_ids == [-1 if result.step % 3 == 0 else result.step]
-                case AnswerAdopt():
+                case Reply():
                     waiting -= 1
                     assert not running, "what runs may still write pages"
-                case RefuseAdopt():
+                case Refuse():
                     waiting -= 1
 
     for kind, number in events:
@@ -524,7 +523,7 @@ def test_an_adoption_is_answered_before_more_is_begun(ahead: WorkerCore) -> None
     assert ahead.handle(adopt(call="again")) == []
     assert ahead.handle(arrived(2)) == []
     commands = ahead.handle(done(4))
-    assert commands[1] == AnswerAdopt("again")
+    assert commands[1] == Reply("again", core.adopted)
     assert ran(commands) == [2]
     ahead.handle(adopt(epoch=2))
     assert ahead.handle(arrived(1, epoch=2)) == [], "not beside a step of the scheduler before"

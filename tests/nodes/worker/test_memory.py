@@ -13,17 +13,16 @@ from kvstore.pool.page_pool import HeapHost, PoolInfo
 from kvstore.protocol import PoolHandle
 from mesh.address import Address
 from mesh.errors import RemoteError
+from mesh.runtime.effects import Asked, Refuse, Reply
 from nodes.model_spec import Quantization
 from nodes.protocol import HasLetGo, HasTakenUp, LetGo, StepPlan, TakeUp
 from nodes.worker.actor import WorkerActor
 from nodes.worker.memory.core import (
-    Confirm,
+    SUPERSEDED,
     GoOn,
     HasReleased,
     HasResumed,
     MemoryOccupation,
-    Ordered,
-    Refuse,
     Release,
     Resume,
     Stage,
@@ -54,12 +53,16 @@ HANDLE = PoolHandle(
 GIVE_BACK = LetGo(group="g", number=1, weights="reload")
 
 
-def let_go(number: int, weights: str = "reload", epoch: int = 1) -> Ordered:
-    return Ordered(epoch, LetGo(group="g", number=number, weights=weights), f"call {number}")
+def let_go(number: int, weights: str = "reload", epoch: int = 1) -> Asked:
+    return Asked(Address("agent-0", epoch), LetGo(group="g", number=number, weights=weights), f"call {number}")
 
 
-def take_up(number: int, epoch: int = 1) -> Ordered:
-    return Ordered(epoch, TakeUp(group="g", number=number, pool=HANDLE), f"call {number}")
+def take_up(number: int, epoch: int = 1) -> Asked:
+    return Asked(Address("agent-0", epoch), TakeUp(group="g", number=number, pool=HANDLE), f"call {number}")
+
+
+def replaced(call: str, why: str) -> Refuse:
+    return Refuse(call, SUPERSEDED, why, retryable=True)
 
 
 @pytest.fixture
@@ -69,33 +72,35 @@ def host() -> HeapHost:
 
 def test_the_running_step_is_waited_for() -> None:
     core = MemoryOccupation()
-    order = let_go(1)
+    order, gone = let_go(1), HasLetGo(group="g", number=1)
     assert core.handle(StepsEnded()) == [], "steps end all the time"
     assert core.handle(order) == [StopSteps()]
     assert not core.is_held
     assert core.handle(order._replace(call="again")) == []
     assert core.handle(StepsEnded()) == [Release("reload")]
-    assert core.handle(HasReleased()) == [Confirm("call 1", order.order), Confirm("again", order.order)]
-    assert core.handle(order._replace(call="once more")) == [Confirm("once more", order.order)]
+    assert core.handle(HasReleased()) == [Reply("call 1", gone), Reply("again", gone)]
+    assert core.handle(order._replace(call="once more")) == [Reply("once more", gone)]
     order = take_up(2)
     assert core.handle(order) == [Resume(HANDLE)]
-    assert core.handle(HasResumed()) == [GoOn(), Confirm("call 2", order.order)]
+    assert core.handle(HasResumed()) == [GoOn(), Reply("call 2", HasTakenUp(group="g", number=2))]
     assert core.is_held
 
 
 def test_the_last_order_counts() -> None:
     core = MemoryOccupation()
     assert core.handle(let_go(1)) == [StopSteps()]
-    refused = Refuse("call 1", "order (1, 2) came before this one was carried out")
+    refused = replaced("call 1", "order (1, 2) came before this one was carried out")
     assert core.handle(take_up(2)) == [refused]
-    assert core.handle(StepsEnded()) == [GoOn(), Confirm("call 2", take_up(2).order)], "nothing was given up"
+    assert core.handle(StepsEnded()) == [GoOn(), Reply("call 2", HasTakenUp(group="g", number=2))], (
+        "nothing was given up"
+    )
     (late,) = core.handle(let_go(1))
     assert isinstance(late, Refuse)
     assert core.handle(let_go(1, epoch=2)) == [StopSteps()], "another agent counts from the beginning"
     assert core.handle(StepsEnded()) == [Release("reload")]
     assert isinstance(core.handle(take_up(2, epoch=2))[0], Refuse)
     assert core.handle(HasReleased()) == [Resume(HANDLE)], "what was begun is done to its end first"
-    assert core.handle(let_go(3, epoch=2))[0] == Refuse("call 2", "order (2, 3) came before this one was carried out")
+    assert core.handle(let_go(3, epoch=2))[0] == replaced("call 2", "order (2, 3) came before this one was carried out")
     assert core.handle(HasResumed()) == [GoOn(), StopSteps()]
 
 
@@ -114,7 +119,7 @@ def test_whatever_comes_the_newest_order_is_done_and_every_call_answered(orders:
                     pending.append(HasReleased())
                 case Resume():
                     pending.append(HasResumed())
-                case Confirm() | Refuse():
+                case Reply() | Refuse():
                     answered.append(command.call)
 
     for number, is_up, num_ended in orders:

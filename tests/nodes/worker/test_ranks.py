@@ -14,13 +14,14 @@ from kvstore.protocol import MapPool, PoolHandle
 from mesh.address import Address, Endpoint
 from mesh.errors import RemoteError
 from mesh.membership.view import Member
+from mesh.runtime.effects import Refuse, Reply
 from nodes.model_spec import resolve_model
 from nodes.protocol import Adopt, Adopted, GroupFormed, JoinGroup, StepPlan, StepResult
 from nodes.worker.actor import WorkerActor
 from nodes.worker.config import ConfigError, WorkerConfig
-from nodes.worker.core import AdoptArrived, AnswerAdopt, RefuseAdopt, RunStep, StepArrived, StepDone
+from nodes.worker.core import AdoptArrived, RunStep, StepArrived, StepDone
 from nodes.worker.parallel.group import RankGroup
-from nodes.worker.parallel.ranks import Answer, Over, RankCore, RankRendezvous, who_is_missing
+from nodes.worker.parallel.ranks import Over, RankCore, RankRendezvous, who_is_missing
 from nodes.worker.steps.columns import Limits
 from nodes.worker.steps.step import StepOutcome
 from tests.mesh.mesh_under_test import until
@@ -45,8 +46,8 @@ def test_all_ranks_hear_of_the_group_when_the_last_one_has_come() -> None:
     rendezvous = RankRendezvous(join(0), 4, b"id")
     assert rendezvous.join(join(2), 7, "call 2") == []
     formed = GroupFormed(epochs=[4, 9, 7], unique_id=b"id")
-    assert rendezvous.join(join(1), 9, "call 1") == [Answer("call 2", formed), Answer("call 1", formed)]
-    assert rendezvous.join(join(2), 7, "again") == [Answer("again", formed)], "its answer was lost"
+    assert rendezvous.join(join(1), 9, "call 1") == [Reply("call 2", formed), Reply("call 1", formed)]
+    assert rendezvous.join(join(2), 7, "again") == [Reply("again", formed)], "its answer was lost"
 
 
 def test_the_latest_incarnation_and_its_latest_call_count() -> None:
@@ -119,7 +120,7 @@ def test_ranks_meet_whatever_dies_in_any_order(seed: int, size: int) -> None:
 
     def ask(rank: int, lossy: bool) -> None:
         for one in rendezvous.join(join(rank, size=size), epochs[rank], (rank, epochs[rank])):
-            if isinstance(one, Answer):
+            if isinstance(one, Reply):
                 answered, epoch = one.call
                 if epoch == epochs[answered] and not (lossy and dice.random() < 0.3):
                     groups[answered] = one.formed.epochs
@@ -170,7 +171,7 @@ def test_another_scheduler_waits_until_what_the_first_has_sent_is_done() -> None
     commands = core.handle(StepDone(StepOutcome([7], []), 0.0))
     assert [type(one) for one in commands][-1] is RunStep, "the queued step runs first"
     commands = core.handle(StepDone(StepOutcome([8], []), 0.0))
-    assert commands[-1] == AnswerAdopt("b")
+    assert commands[-1] == Reply("b", core.adopted)
     assert core.num_deferred == 0
     assert core.scheduler_epoch == 2
 
@@ -180,11 +181,11 @@ def test_the_same_scheduler_is_answered_at_once() -> None:
     core = RankCore(Limits(20, 16, 300, 100, 64))
     core.handle(AdoptArrived(Adopt(scheduler_epoch=1), "a"))
     core.handle(StepArrived("s", *plan(1)))
-    assert core.handle(AdoptArrived(Adopt(scheduler_epoch=1, next_step=1), "b")) == [AnswerAdopt("b")]
+    assert core.handle(AdoptArrived(Adopt(scheduler_epoch=1, next_step=1), "b")) == [Reply("b", core.adopted)]
     assert core.num_deferred == 0
     assert core.is_running
     [late] = core.handle(AdoptArrived(Adopt(scheduler_epoch=0), "c"))
-    assert isinstance(late, RefuseAdopt)
+    assert isinstance(late, Refuse)
 
 
 # the actor

@@ -26,11 +26,8 @@ _ASK_S: Final = 7.0
 _Done = TypeVar("_Done")
 
 
-class NoSuchResponse(BadRequest):
+class NoSuchResponse(BadRequest, status=404, code="response_not_found"):
     """Nobody has it: it was not stored, is too old, was deleted, is another key's, or its host is gone."""
-
-    status = 404
-    code = "response_not_found"
 
 
 class KeptResponses:
