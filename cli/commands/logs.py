@@ -20,7 +20,7 @@ from cli.exit_codes import ExitCode
 from cli.log_lines import LogLine, choose, parse_since, read_lines, to_json, to_text
 from cli.plan.faults import unknown_name
 from cli.protocol import ListLogs, LogList, LogPart, LogParts, ReadLogs
-from cli.supervisor.kept.log_files import LogFolder
+from cli.supervisor.kept.log_files import log_roles, read_logs
 from cli.supervisor.kept.mesh_directory import MeshDirectory
 from mesh.wire.message import Message
 
@@ -56,12 +56,11 @@ def logs(name: str, wanted: Wanted, *, follow: bool, output: Literal["text", "js
 
 
 async def _show(directory: MeshDirectory, wanted: Wanted, shown: "_Shown", *, follow: bool) -> None:
-    folder = LogFolder(directory)
     async with AsyncExitStack() as stack:
         ask = _Supervisor(directory, stack)
         # Whole files are read only if a filter may leave little of them.
         enough = wanted.num_lines if wanted.since is None and wanted.level == "debug" else None
-        sources: list[_Here | _There] = [_Here(folder)]
+        sources: list[_Here | _There] = [_Here(directory)]
         if directory.host:
             try:
                 others = (await ask(ListLogs(), LogList)).hosts
@@ -77,7 +76,9 @@ async def _show(directory: MeshDirectory, wanted: Wanted, shown: "_Shown", *, fo
         shown.begin([line for lines in first for line in lines])
 
         if follow:
-            await asyncio.gather(*(_go_on(host, shown) for host in hosts), _look_for_hosts(ask, folder, hosts, shown))
+            await asyncio.gather(
+                *(_go_on(host, shown) for host in hosts), _look_for_hosts(ask, directory, hosts, shown)
+            )
 
 
 async def _go_on(host: "_HostLogs", shown: "_Shown") -> None:
@@ -87,7 +88,7 @@ async def _go_on(host: "_HostLogs", shown: "_Shown") -> None:
         shown.add(await host.new_lines())
 
 
-async def _look_for_hosts(ask: Ask, folder: LogFolder, hosts: list["_HostLogs"], shown: "_Shown") -> None:
+async def _look_for_hosts(ask: Ask, directory: MeshDirectory, hosts: list["_HostLogs"], shown: "_Shown") -> None:
     known = {host.name for host in hosts}
     followed: list[asyncio.Task[None]] = []
     while True:
@@ -97,7 +98,7 @@ async def _look_for_hosts(ask: Ask, folder: LogFolder, hosts: list["_HostLogs"],
                 # It goes on for ever, except for an error that ends everything: nobody reads the output any more.
                 task.result()
         # A mesh of one host has no others, but may be followed by one of several.
-        if not folder.directory.host:
+        if not directory.host:
             continue
         # This host's supervisor may be away for a moment, or still to come, and is asked again.
         with suppress(CliError):
@@ -239,14 +240,15 @@ class _HostLogs:
 class _Here(NamedTuple):
     """The files of this host."""
 
-    folder: LogFolder
+    directory: MeshDirectory
 
     @property
     def host(self) -> str:
-        return self.folder.directory.host
+        return self.directory.host
 
     async def ask(self, question: ListLogs | ReadLogs, answer_type: type[Reply]) -> Reply:
-        answer = self.folder.read(question) if isinstance(question, ReadLogs) else LogList(roles=self.folder.roles())
+        here = self.directory
+        answer = read_logs(here, question) if isinstance(question, ReadLogs) else LogList(roles=log_roles(here))
         assert isinstance(answer, answer_type)
         return answer
 

@@ -30,7 +30,7 @@ from cli.protocol import (
 )
 from cli.supervisor.hosts.allow_list import AllowListPush
 from cli.supervisor.hosts.call_finder import find_calls, find_notes
-from cli.supervisor.hosts.deaths import Deaths
+from cli.supervisor.hosts.deaths import pass_on_death, tell_death
 from cli.supervisor.hosts.memory_relay import relay
 from cli.supervisor.hosts.others import until_others_are_done
 from cli.supervisor.hosts.store_relay import find_fates, flush_stores, list_stores
@@ -38,7 +38,7 @@ from cli.supervisor.hosts.whole_mesh import ask, list_whole_mesh, other_supervis
 from cli.supervisor.hosts.whole_restart import WholeRestart
 from cli.supervisor.hosts.whole_stop import stop_whole_mesh
 from cli.supervisor.keeper import ProcessKeeper
-from cli.supervisor.kept.log_files import LogFolder
+from cli.supervisor.kept.log_files import log_roles, read_logs
 from cli.supervisor.processes.by_pid import proportional_bytes
 from cli.supervisor.told.readiness import absent_hosts
 from cli.supervisor.told.refusals import AbsentHost, UnknownHost
@@ -88,7 +88,6 @@ class SupervisorActor(Actor):
 
     async def start(self) -> None:
         self._started_at = self.ctx.now()
-        self._deaths = Deaths(self.ctx)
         self._rolling = WholeRestart(self.ctx, self._look, self._absent)
         if self._keys is not None:
             self._push = AllowListPush(self.ctx, self._keys)
@@ -130,10 +129,10 @@ class SupervisorActor(Actor):
                 config = self._keeper.gateway_config if role == GATEWAY else {}
                 return ActorProof(proof=self._keeper.prove(actor_id, epoch, role), config=config)
             case ReadLogs():
-                return LogFolder(self._keeper.directory).read(message)
+                return read_logs(self._keeper.directory, message)
             case ListLogs():
                 hosts = {*self._keeper.settings.hosts} | self._other_hosts
-                return LogList(roles=LogFolder(self._keeper.directory).roles(), hosts=sorted(hosts - {self._host}))
+                return LogList(roles=log_roles(self._keeper.directory), hosts=sorted(hosts - {self._host}))
             case FindCalls():
                 return find_calls(self.ctx, message, self._keeper.directory.requests)
             case FindNotes():
@@ -253,10 +252,10 @@ class SupervisorActor(Actor):
         return found
 
     def tell_dead(self, dead: Address, reason: str) -> None:
-        self._deaths.tell(dead, reason)
+        tell_death(self.ctx, dead, reason)
 
     def on_peer_down(self, sender: Address, down: PeerDown) -> None:
-        self._deaths.pass_on(sender, down)
+        pass_on_death(self.ctx, sender, down)
 
     def tell_drained(self, drained: dict[str, int]) -> None:
         """Announce who stays away at an operator's request, also to those that come later: ids and last epochs."""

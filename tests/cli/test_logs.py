@@ -16,7 +16,7 @@ from cli.errors import NotRunning, TryAgain, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.log_lines import parse_since, read_lines, to_text
 from cli.protocol import LogList, ReadLogs
-from cli.supervisor.kept.log_files import LogFolder, rotate
+from cli.supervisor.kept.log_files import log_roles, read_logs, rotate
 from cli.supervisor.kept.mesh_directory import MeshDirectory
 from mesh.runtime.run_directory import HostRecord
 
@@ -144,14 +144,14 @@ class OtherHosts:
 
     async def ask(self, question, _type, *_):
         """As `SupervisorActor` answers."""
-        folder = LogFolder(self.directory)
+        here = self.directory
         self.asked.append(question)
         if question.host == "":
             return LogList(roles={}, hosts=self.hosts)
         assert question.host == "b"
         if self.silent:
             raise TryAgain("no", why=self.why, do="wait")
-        return folder.read(question) if isinstance(question, ReadLogs) else LogList(roles=folder.roles())
+        return read_logs(here, question) if isinstance(question, ReadLogs) else LogList(roles=log_roles(here))
 
 
 @pytest.fixture

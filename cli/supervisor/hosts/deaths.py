@@ -23,46 +23,41 @@ _LEAVE_TIMEOUT_S = 1.0
 """Less than the lease (5 s), by which the member is gone anyway."""
 
 
-class Deaths:
-    """What one supervisor says, and passes on, about dead actors."""
+def tell_death(ctx: Context, dead: Address, reason: str) -> None:
+    """Tell everybody that an actor of this supervisor's is dead."""
+    down = PeerDown(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
+    # In its own view as well, which would otherwise bring the dead actor back to life at the next registry.
+    ctx.bury(dead, reason)
+    _tell_own(ctx, down)
+    # On a mesh of one host all actors are its own, whatever they call the machine.
+    if own := host_of(ctx.address.actor_id):
+        heard = {host_of(peer.actor_id) for peer in other_supervisors(ctx) if _tell(ctx, peer.actor_id, down)}
+        for member in ctx.members.all():
+            if (host := home_of(member)) != own and host not in heard:
+                _tell(ctx, member.actor_id, down)
+    ctx.spawn(_leave(ctx, dead, reason), name=f"leave-{dead}")
 
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
 
-    def tell(self, dead: Address, reason: str) -> None:
-        down = PeerDown(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
-        # In its own view as well, which would otherwise bring the dead actor back to life at the next registry.
-        self._ctx.bury(dead, reason)
-        self._tell_own(down)
-        # On a mesh of one host all actors are its own, whatever they call the machine.
-        if own := self._host:
-            heard = {host_of(peer.actor_id) for peer in other_supervisors(self._ctx) if self._tell(peer.actor_id, down)}
-            for member in self._ctx.members.all():
-                if (host := home_of(member)) != own and host not in heard:
-                    self._tell(member.actor_id, down)
-        self._ctx.spawn(self._leave(dead, reason), name=f"leave-{dead}")
+def pass_on_death(ctx: Context, sender: Address, down: PeerDown) -> None:
+    """Tell only this host's actors what another's supervisor says of its own; supervisors would not believe it."""
+    _tell_own(ctx, msgspec.structs.replace(down, said_by=sender.actor_id))
 
-    def pass_on(self, sender: Address, down: PeerDown) -> None:
-        """Tell only this host's actors what another's supervisor says of its own; supervisors would not believe it."""
-        self._tell_own(msgspec.structs.replace(down, said_by=sender.actor_id))
 
-    @property
-    def _host(self) -> str:
-        return host_of(self._ctx.address.actor_id)
+def _tell_own(ctx: Context, down: PeerDown) -> None:
+    for member in ctx.members.all():
+        if is_own(ctx, member) and member.actor_id not in (down.actor_id, ctx.address.actor_id):
+            _tell(ctx, member.actor_id, down)
 
-    def _tell_own(self, down: PeerDown) -> None:
-        for member in self._ctx.members.all():
-            if is_own(self._ctx, member) and member.actor_id not in (down.actor_id, self._ctx.address.actor_id):
-                self._tell(member.actor_id, down)
 
-    def _tell(self, actor_id: str, down: PeerDown) -> bool:
-        return self._ctx.tell(actor_id, down, channel=Channel.CONTROL)
+def _tell(ctx: Context, actor_id: str, down: PeerDown) -> bool:
+    return ctx.tell(actor_id, down, channel=Channel.CONTROL)
 
-    async def _leave(self, dead: Address, reason: str) -> None:
-        leave = Leave(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
-        for registry in self._ctx.members.by_role("registry", ready=False):
-            try:
-                await self._ctx.ask(registry.actor_id, leave, timeout_s=_LEAVE_TIMEOUT_S)
-            except CallError:
-                # Its lease ends by itself.
-                return
+
+async def _leave(ctx: Context, dead: Address, reason: str) -> None:
+    leave = Leave(actor_id=dead.actor_id, epoch=dead.epoch, reason=reason)
+    for registry in ctx.members.by_role("registry", ready=False):
+        try:
+            await ctx.ask(registry.actor_id, leave, timeout_s=_LEAVE_TIMEOUT_S)
+        except CallError:
+            # Its lease ends by itself.
+            return

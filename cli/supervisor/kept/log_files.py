@@ -91,35 +91,34 @@ class LastLines:
         return [line.strip() for line in _read(self._path, start, _BLOCK_BYTES).decode(errors="replace").splitlines()]
 
 
-class LogFolder:
-    """The logs of one host, as `meshctl logs` shows them; on one of several hosts every id names the host."""
+def log_roles(directory: MeshDirectory) -> dict[str, str]:
+    """Roles by actor id: of the actors of the last mesh, or if those are not known, of all that have a log.
 
-    def __init__(self, directory: MeshDirectory) -> None:
-        self.directory = directory
+    On one of several hosts every id names the host, as in `read_logs`.
+    """
+    return {actor_id: role for actor_id, (role, _) in _logged(directory).items()}
 
-    def roles(self) -> dict[str, str]:
-        """Roles by actor id: of the actors of the last mesh, or if those are not known, of all that have a log."""
-        return {actor_id: role for actor_id, (role, _) in self._actors().items()}
 
-    def read(self, request: ReadLogs) -> LogParts:
-        """What the request asks for; nothing for ids that are not in `roles`."""
-        actors = self._actors()
-        max_bytes = _MAX_BYTES // max(len(request.places), 1)
-        return LogParts(
-            parts={
-                actor_id: read_part(actors[actor_id][1], place, request.num_lines, max_bytes)
-                for actor_id, place in request.places.items()
-                if actor_id in actors
-            }
-        )
-
-    def _actors(self) -> dict[str, tuple[str, Path]]:
-        directory, host = self.directory, self.directory.host
-        # A directory serves many meshes of its name, one after the other, each with other actors.
-        roles = directory.actors() or {path.stem: "" for path in sorted(directory.logs.glob("*.log"))}
-        return {
-            on_host(name, host if role in _UNNAMED else ""): (role, directory.log(name)) for name, role in roles.items()
+def read_logs(directory: MeshDirectory, request: ReadLogs) -> LogParts:
+    """What the request asks for of the logs of one host; nothing for ids that are not in `log_roles`."""
+    actors = _logged(directory)
+    max_bytes = _MAX_BYTES // max(len(request.places), 1)
+    return LogParts(
+        parts={
+            actor_id: read_part(actors[actor_id][1], place, request.num_lines, max_bytes)
+            for actor_id, place in request.places.items()
+            if actor_id in actors
         }
+    )
+
+
+def _logged(directory: MeshDirectory) -> dict[str, tuple[str, Path]]:
+    # A directory serves many meshes of its name, one after the other, each with other actors.
+    roles = directory.actors() or {path.stem: "" for path in sorted(directory.logs.glob("*.log"))}
+    host = directory.host
+    return {
+        on_host(name, host if role in _UNNAMED else ""): (role, directory.log(name)) for name, role in roles.items()
+    }
 
 
 def read_part(path: Path, place: int | None, num_lines: int | None, max_bytes: int) -> LogPart:

@@ -1,4 +1,3 @@
-import errno
 import os
 import socket
 import stat
@@ -10,7 +9,6 @@ import pytest
 from mesh.address import Address, Endpoint, host_of
 from mesh.errors import BindError
 from mesh.membership.proof import HostSecret
-from mesh.runtime.own_files import replace_file
 from mesh.runtime.run_directory import HostRecord, RunDirectory
 from mesh.transport.base import Channel
 
@@ -119,26 +117,6 @@ def test_a_host_of_several_says_where_it_listens(tmp_path):
 )
 def test_an_id_ends_in_its_host(actor_id, host):
     assert host_of(actor_id) == host
-
-
-def test_a_full_disk_is_written_over_within_what_a_file_has(tmp_path, monkeypatch):
-    file = tmp_path / "file"
-    assert replace_file(file, b"before")
-    blocks = file.stat().st_blocks * 512
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    for content in (b"much longer than it was", b"short"):
-        assert not replace_file(file, content)
-        assert file.read_bytes() == content
-    with pytest.raises(OSError, match="No space left"):
-        replace_file(file, b"x" * (blocks + 1))
-    with pytest.raises(OSError, match="No space left"):
-        replace_file(tmp_path / "new", b"x")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    assert file.read_bytes() == b"short"
 
 
 NO_PLAIN_FILES = {
