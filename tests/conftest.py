@@ -68,9 +68,10 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if WORKER:
-        items.sort(key=lambda item: item.path)
-        items[:] = in_turns(items)
+    if not WORKER:
+        return
+    items.sort(key=lambda item: item.path)
+    items[:] = in_turns(items)
     if "not slow" in config.option.markexpr:
         draw_fewer(items)
 
@@ -105,7 +106,7 @@ def in_turns(items: list[pytest.Item]) -> list[pytest.Item]:
 def draw_fewer(items: list[pytest.Item]) -> None:
     """A third of the examples that properties name: in CI, which runs often and draws others each time.
 
-    `make test-all` and `pytest` by itself draw all of them.
+    `make test-all`, `make coverage` and `pytest` by itself draw all of them.
     """
     functions = (item for item in items if isinstance(item, pytest.Function))
     properties = [item for item in functions if hypothesis.is_hypothesis_test(item.obj)]
