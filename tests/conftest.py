@@ -6,11 +6,12 @@ import inspect
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import structlog
-from hypothesis import settings
 
 from mesh.simulation import virtual_time
 from nodes.worker.environment import prepare_environment
@@ -23,9 +24,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Here and not in a folder's conftest: what a test draws shall not depend on which folders are run with it. No deadline,
 # since that tells how busy a machine is: a test of cli/ failed by it where cores were short.
-settings.register_profile("kvmesh", deadline=None, max_examples=80, stateful_step_count=40)
-settings.load_profile("kvmesh")
+hypothesis.settings.register_profile("kvmesh", deadline=None, max_examples=80, stateful_step_count=40)
+hypothesis.settings.load_profile("kvmesh")
 
+TESTS = Path(__file__).parent
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 
 
@@ -65,14 +67,57 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
     return report
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Simulations first: one file of them is a tenth of everything, and at the end one of two workers waited for it.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not WORKER:
+        return
+    items.sort(key=lambda item: item.path)
+    items[:] = in_turns(items)
+    if "not slow" in config.option.markexpr:
+        draw_fewer(items)
 
-    Nor do they mind, on virtual time, what else runs on this machine when CI begins.
+
+def in_turns(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Files that compute beside files that wait, and at the end those that take no time.
+
+    Simulations come first: one file of them is a tenth of everything, and at the end one worker alone had it; nor do
+    they mind, on virtual time, what else runs on this machine when CI begins. Tests of meshes wait for processes most
+    of the time: one after the other at the end they left a core without work. Those of `serving` stay in a row, since
+    they share meshes, which idle until another one is wanted.
     """
-    if WORKER:
-        items.sort(key=lambda item: item.path)
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/simulation/"))
+    by_file: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        by_file.setdefault(item.path, []).append(item)
+    folders: dict[str, list[list[pytest.Item]]] = {}
+    for path, of_file in by_file.items():
+        folders.setdefault(path.relative_to(TESTS).parts[0], []).append(of_file)
+    first = folders.pop("simulation", []) + folders.pop("chaos", []) + folders.pop("serving", [])
+    waiting = folders.pop("process", [])
+    computing = [of_file for folder in folders.values() for of_file in folder]
+    # The last tenth of those that compute is left for the end.
+    share = len(waiting) / max(1, len(computing) * 9 // 10)
+    rest: list[list[pytest.Item]] = []
+    for number, of_file in enumerate(computing):
+        rest += waiting[int(number * share) : int((number + 1) * share)]
+        rest.append(of_file)
+    rest += waiting[int(len(computing) * share) :]
+    return [item for of_file in first + rest for item in of_file]
+
+
+def draw_fewer(items: list[pytest.Item]) -> None:
+    """A third of the examples that properties name: in CI, which runs often and draws others each time.
+
+    `make test-all`, `make coverage` and `pytest` by itself draw all of them.
+    """
+    functions = (item for item in items if isinstance(item, pytest.Function))
+    properties = [item for item in functions if hypothesis.is_hypothesis_test(item.obj)]
+    # By a private name, since what a decorator has set cannot be decorated again; a state machine has a public one.
+    owners = {
+        (item.cls, "settings") if hasattr(item.cls, "settings") else (item.obj, "_hypothesis_internal_use_settings")
+        for item in properties
+    }
+    for owner, name in owners:
+        drawn = getattr(owner, name)
+        setattr(owner, name, hypothesis.settings(drawn, max_examples=-(-drawn.max_examples // 3)))
 
 
 @pytest.hookimpl(tryfirst=True)

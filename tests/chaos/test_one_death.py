@@ -31,20 +31,23 @@ MOMENTS = {
 PAIRS = [("decode scheduler", "decode worker"), ("prefill worker", "kv_agent"), ("registry", "tokenizer")]
 """A few of those that `test_many_deaths.py` goes through: two that need each other."""
 
-# The same heartbeats find a hang of any role, and `test_killed` has each role's death: roles that streams wait for and
-# one that nobody waits for are the quick slice. Every role hangs in seeds of tests/simulation.
-HANG_IN_CI = {"registry", "decode worker", "prefill scheduler"}
+# Every role dies and hangs in seeds of tests/simulation, and `tests/process/test_deaths.py` kills each process once. In
+# CI are those whose death takes away what streams are made of; and one hang, since the same heartbeats find any.
+KILLED_IN_CI = {"decode scheduler", "prefill worker", "decode worker", "detokenizer", "kv_agent"}
+HANG_IN_CI = {"prefill scheduler"}
 
 
-@pytest.mark.parametrize("role", ROLES)
+def _slice(chosen: set[str]) -> list[object]:
+    return [pytest.param(role, marks=() if role in chosen else pytest.mark.slow) for role in ROLES]
+
+
+@pytest.mark.parametrize("role", _slice(KILLED_IN_CI))
 def test_killed(mesh: ChaosMesh, undisturbed: list[Answer], role: str) -> None:
     recomputed = endure(mesh, undisturbed, [role], MOMENTS[role], f"killed {role}")
     assert sum(recomputed.values()) <= RECOMPUTED_MAX.get(role, 0), recomputed
 
 
-@pytest.mark.parametrize(
-    "role", [pytest.param(role, marks=() if role in HANG_IN_CI else pytest.mark.slow) for role in ROLES]
-)
+@pytest.mark.parametrize("role", _slice(HANG_IN_CI))
 def test_hung(mesh: ChaosMesh, undisturbed: list[Answer], role: str) -> None:
     recomputed = endure(mesh, undisturbed, [role], MOMENTS[role], f"hung {role}", signal.SIGSTOP)
     assert sum(recomputed.values()) <= RECOMPUTED_MAX.get(role, 0), recomputed

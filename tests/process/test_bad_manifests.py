@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.process
+# By the damage itself all of them run in `tests/cli/test_bad_manifests.py`; in CI a mesh is started for the worst two.
 
 ECHO = ("--model", "echo", "--mixed", "1")
 
@@ -21,6 +22,7 @@ def is_pending(number, pid):
     return int(shared.split()[1], 16) >> (number - 1) & 1
 
 
+@pytest.mark.slow
 def test_a_manifest_that_was_damaged_is_written_again(host):
     mesh = host.up(*ECHO)
     host.wait_until(lambda: "ready at" in mesh.log.read_text(), "no actor starts any more")
@@ -58,6 +60,7 @@ def test_a_living_mesh_is_found_and_stopped_without_its_manifest(host):
     host.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_living_mesh_whose_lock_was_removed_is_not_swept(host):
     mesh = host.up(*ECHO)
     before = host.pids()

@@ -63,6 +63,8 @@ def test_what_was_stored_is_restored_after_a_restart(host, ranks):
     host.ends_well(mesh)
 
 
+# Which weights make which names and keys is for `tests/nodes/test_fingerprint.py`, in CI; here three meshes start.
+@pytest.mark.slow
 def test_pages_of_other_weights_are_not_found(host):
     """One number of the last layer is another one: what comes before it computes alike."""
     disk, folder = host.base / "disk", host.base / "model"

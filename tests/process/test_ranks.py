@@ -60,7 +60,7 @@ def test_two_ranks_say_what_one_worker_says(ranks: ChaosMesh, alone: list[Answer
     ("victim", "number"),
     [
         ("worker-decode-0.1", signal.SIGKILL),
-        ("worker-decode-0.1", signal.SIGSTOP),
+        pytest.param("worker-decode-0.1", signal.SIGSTOP, marks=pytest.mark.slow),
         ("worker-prefill-0", signal.SIGKILL),
         pytest.param("worker-decode-0", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("worker-decode-0", signal.SIGSTOP, marks=pytest.mark.slow),
@@ -83,6 +83,7 @@ def test_a_rank_that_dies_takes_its_group_and_no_request(
     assert restarted == {group, f"{group}.1"}, "its group, and nobody else"
 
 
+@pytest.mark.slow
 def test_groups_are_renewed_while_they_serve(ranks: ChaosMesh, alone: list[Answer]) -> None:
     """One actor after the other, each of which takes its group with it."""
     before = ranks.settled()
@@ -101,13 +102,9 @@ def test_groups_are_renewed_while_they_serve(ranks: ChaosMesh, alone: list[Answe
     assert restarted == {one for one in after.epochs if one.startswith("worker")}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(("--prefill-tp", "2"), id="2 to 1"),
-        pytest.param(("--decode-tp", "2"), id="1 to 2", marks=pytest.mark.slow),
-    ],
-)
+# In CI such meshes are simulated, and pages cut and put together by tests of transfers.
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--prefill-tp", "2"), ("--decode-tp", "2")], ids=["2 to 1", "1 to 2"])
 def test_pages_move_between_groups_of_unequal_size(alone: list[Answer], options: tuple[str, ...]) -> None:
     with rank_mesh(*options) as mesh:
         answers, _ = ask(mesh, "unequal")

@@ -31,6 +31,8 @@ REFUSED = (
 )
 
 
+# Each refusal by itself is for `tests/cli`; here eight `up` are started beside a mesh of two hosts.
+@pytest.mark.slow
 def test_hosts_that_cannot_join_are_told_why_and_disturb_nobody(host, another_host):
     file = host.base / "mesh.toml"
     write_topology(file, host.port, {"head": SERVING | {"decode": 1}}, pages=300, model="echo", insecure=True)

@@ -70,6 +70,7 @@ def undisturbed(apart: ChaosMesh) -> list[Answer]:
     return undisturbed_answers(apart)
 
 
+@pytest.mark.slow
 def test_prefill_and_decode_apart_give_the_text_of_one_process(
     apart: ChaosMesh, undisturbed: list[Answer], tmp_path: Path
 ) -> None:

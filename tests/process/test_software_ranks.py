@@ -10,7 +10,8 @@ from tests.chaos.streams import Answer
 from tests.process.device_mesh import APART, dies_unseen, mesh_on, undisturbed_answers
 from tests.software_device.device import bytes_in_use, environment
 
-pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.timeout(300)]
+# CI has ranks on the CPU (`test_ranks.py`), one such device (`test_software_device.py`) and both with fakes.
+pytestmark = [pytest.mark.process, pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +33,7 @@ def undisturbed(ranks: ChaosMesh) -> list[Answer]:
     return undisturbed_answers(ranks)
 
 
-@pytest.mark.parametrize(
-    "victim",
-    [
-        "worker-decode-0.1",
-        pytest.param("worker-decode-0", marks=pytest.mark.slow),
-        pytest.param("scheduler-decode-0", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("victim", ["worker-decode-0.1", "worker-decode-0", "scheduler-decode-0"])
 def test_kill_9_under_load_does_not_show_in_the_text(
     ranks: ChaosMesh, undisturbed: list[Answer], memory: Path, victim: str
 ) -> None:
@@ -50,7 +44,6 @@ def test_kill_9_under_load_does_not_show_in_the_text(
         assert restarted == {"worker-decode-0", "worker-decode-0.1"}, "its group, and nobody else"
 
 
-@pytest.mark.slow
 def test_the_death_of_the_agent_takes_the_pages_of_all_ranks_and_no_request(
     ranks: ChaosMesh, undisturbed: list[Answer], memory: Path
 ) -> None:

@@ -86,7 +86,10 @@ def up_on_a_terminal(host):
     return pid, master
 
 
-@pytest.mark.parametrize("keys", [b"\x03", b""], ids=["interrupted", "closed"])
+# A terminal that is closed, without streams: `test_up_and_down.py`.
+@pytest.mark.parametrize(
+    "keys", [pytest.param(b"\x03", id="interrupted"), pytest.param(b"", id="closed", marks=pytest.mark.slow)]
+)
 def test_a_terminal_while_streams_run(host, keys):
     host.environment["KVMESH_SUPERVISION__DRAIN_TIMEOUT_S"] = "2"
     pid, master = up_on_a_terminal(host)

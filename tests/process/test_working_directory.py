@@ -30,7 +30,10 @@ def test_files_of_the_working_directory_are_not_imported(host, tmp_path, monkeyp
     assert not list(tmp_path.glob("__pycache__"))
 
 
-@pytest.mark.parametrize(("fork", "told"), [("true", "the zygote ended: exit 1, see "), ("false", "gateway-0: exit 1")])
+@pytest.mark.parametrize(
+    ("fork", "told"),
+    [("true", "the zygote ended: exit 1, see "), pytest.param("false", "gateway-0: exit 1", marks=pytest.mark.slow)],
+)
 def test_the_last_lines_of_who_cannot_start_are_in_the_error(host, fork, told):
     # Only actors import it.
     (host.base / "uvicorn.py").write_text("raise ImportError('damaged in transit')")

@@ -21,7 +21,8 @@ MESSAGES: Any = [{"role": "user", "content": "What color is the sky?"}]
 TOP = 5
 
 
-@pytest.fixture(params=[APART, MIXED], ids=["disaggregated", "mixed"])
+# A mesh of the other kind gives the same text and logprobs (`test_same_text.py`), and is asked in `make test-all`.
+@pytest.fixture(params=[APART, pytest.param(MIXED, marks=pytest.mark.slow)], ids=["disaggregated", "mixed"])
 def mesh(request: pytest.FixtureRequest, mesh_of: Any) -> Any:
     return mesh_of(*request.param)
 

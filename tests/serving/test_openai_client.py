@@ -15,7 +15,8 @@ SAMPLES = Path(__file__).parents[2] / "nodes" / "bundled" / "tiny" / "samples.js
 pytestmark = [pytest.mark.process, pytest.mark.clients]
 
 
-@pytest.fixture(params=[APART, MIXED], ids=["disaggregated", "mixed"])
+# A mesh of the other kind gives the same text (`test_same_text.py`), and is asked in `make test-all`.
+@pytest.fixture(params=[APART, pytest.param(MIXED, marks=pytest.mark.slow)], ids=["disaggregated", "mixed"])
 def client(request: pytest.FixtureRequest, mesh_of: Any) -> Iterator[openai.OpenAI]:
     url = mesh_of(*request.param).url + "/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:

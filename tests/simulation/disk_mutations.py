@@ -113,7 +113,7 @@ DISKS: dict[str, Bug] = {
     "generations are not compared before a write": bug(32, (PoolWrites, "_are_current", _never_compared)),
     "generations are not compared after a write": bug(32, (PoolWrites, "_are_current", _compared_once)),
     "a head stays while its slot is written": bug(10, (PageStore, "_write", _beside_old_head)),
-    "what could not be written is stored": bug(9, (PageStore, "commit", _stored_though_it_failed)),
+    "what could not be written is stored": bug(10, (PageStore, "commit", _stored_though_it_failed)),
     "checksums are not compared": bug(12, (PageStore, "_check", _unchecked)),
     "a slot is read whatever it holds by now": bug(
         8, (PageStore, "read", _whatever_is_there), (StorePeer, "generations", returns(None))
@@ -128,6 +128,6 @@ DISKS: dict[str, Bug] = {
     "pages of a failed restore are used at once": bug(49, (OwnGrants, "take_back", _as_if_idle)),
     "what did not come from the disk is cached": bug(6, (OwnGrants, "take_back", _all_good)),
     "a grant is closed while the disk is read": bug(7, (TransferSession, "is_quiesced", property(_at_once))),
-    "a pool is freed while the disk is read": bug(14, (held, "is_used", _unless_restored)),
+    "a pool is freed while the disk is read": bug(17, (held, "is_used", _unless_restored)),
     "what was restored does not wait again": bug(0, (Books, "put_back", _stays_away)),
 }  # fmt: skip

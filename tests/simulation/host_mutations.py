@@ -79,12 +79,12 @@ HOSTS = {
     "a host that is lost for good stays in the mesh": bug(1, LEASES_FOR_EVER),
     "a host that was cut off does not join again": bug(6, (Registration, "heartbeat", nothing)),
     "who has lost its supervisor renews nothing": bug(95, (Heartbeats, "_is_linked", returns(True))),
-    "a foreign PeerDown is believed": bug(3, (registration, "is_of_host", returns(True))),
+    "a foreign PeerDown is believed": bug(7, (registration, "is_of_host", returns(True))),
     "a foreign Leave is believed": bug(3, (registry, "is_of_host", returns(True))),
     "a registry forgets the epochs of who has left": bug(1, EPOCHS_FORGOTTEN),
     # The second guard: the version that comes with each heartbeat.
     "changes that a cut swallowed are not missed":
-        bug(23, (Membership, "apply", _without_looking_for_gaps),
+        bug(6, (Membership, "apply", _without_looking_for_gaps),
             (Registration, "heartbeat", _without_looking_at_versions)),
 }  # fmt: skip
 
@@ -148,7 +148,7 @@ def _from_one(spawn: Any, self: Supervisor, watch: Any) -> None:
 
 FROM_A_LOST_FILE = (Supervisor, "_spawn", _from_one)
 RETURNS = {
-    "the epoch that a refusal names is not heard": bug(1, (Supervisor, "_spawn", _not_told)),
+    "the epoch that a refusal names is not heard": bug(5, (Supervisor, "_spawn", _not_told)),
     "a registry forgets the epochs of who has left": bug(16, EPOCHS_FORGOTTEN),
     "grants are named by epoch and count alone": bug(0, (os, "urandom", lambda _, count: bytes(count))),
     "epochs are counted from a lost file": bug(0, FROM_A_LOST_FILE, EPOCHS_FORGOTTEN),

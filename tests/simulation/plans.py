@@ -100,7 +100,7 @@ def _for_two(on_results: Any, self: SchedulerCore, sender: Any, results: Any, no
 PLANS: dict[str, Bug] = {
     "a token after a stop id is used": bug(0, (Results, "draw", _looked_at_last)),
     "a cancelled row's page is used again before the plan ends":
-        bug(3, (Results, "acknowledge", _free_at_the_first)),
+        bug(4, (Results, "acknowledge", _free_at_the_first)),
     "a plan is sent again from its middle with old inputs": bug(13, (Step, "filled_in", _of_the_step_before)),
     "whoever comes waits beyond the horizon":
         bug(0, (StepPace, "steps_within", lambda _, self, seconds, num_decoding, most: most)),

@@ -77,10 +77,10 @@ def _once(tell: Any, self: Streams, sequence: Sequence) -> None:
 
 
 VECTORS: dict[str, Bug] = {
-    "a vector is made of another request's rows": bug(0, (VectorRows, "places", _of_the_position_before)),
-    "a mean counts a chunk twice": bug(0, (OpenSequence, "carried_to", _from_wherever)),
-    "a vector ends its request twice": bug(0, (GatewayCore, "_on_pooled", _end_again)),
-    "a request for a vector is decoded": bug(0, (Sequence, "from_submit", _decode_it)),
+    "a vector is made of another request's rows": bug(2, (VectorRows, "places", _of_the_position_before)),
+    "a mean counts a chunk twice": bug(6, (OpenSequence, "carried_to", _from_wherever)),
+    "a vector ends its request twice": bug(2, (GatewayCore, "_on_pooled", _end_again)),
+    "a request for a vector is decoded": bug(2, (Sequence, "from_submit", _decode_it)),
     "states are pooled from behind what is cached":
         bug(8, (Sequence, "reusable_ids", property(lambda self: self.token_ids))),
     "later attempts want tokens": bug(25, (RequestState, "submit", _tokens_later)),

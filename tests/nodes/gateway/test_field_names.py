@@ -81,12 +81,12 @@ def refusal(name: str, body: dict[str, Any]) -> ApiError | None:
 
 
 @pytest.mark.parametrize("name", SURFACES)
-def test_errors_name_fields_that_the_surface_has(name: str) -> None:
-    def check(body: dict[str, Any]) -> None:
-        error = refusal(name, body)
-        assert error is None or not strangers(name, body, error), (error.message, error.param)
-
-    settings(max_examples=400, deadline=None)(given(SURFACES[name][1])(check))()
+@settings(max_examples=400)
+@given(data=st.data())
+def test_errors_name_fields_that_the_surface_has(name: str, data: st.DataObject) -> None:
+    body = data.draw(SURFACES[name][1])
+    error = refusal(name, body)
+    assert error is None or not strangers(name, body, error), (error.message, error.param)
 
 
 @pytest.mark.parametrize("name", SURFACES)

@@ -233,15 +233,21 @@ def refusal_of(name: str, body: dict[str, Any]) -> ApiError | None:
     return None
 
 
+BODIES = {name: bodies(name) for name in READERS}
+
+
 @pytest.mark.parametrize("name", READERS)
-def test_what_is_served_is_allowed(name: str) -> None:
-    settings(max_examples=400, deadline=None)(given(bodies(name))(lambda body: agree(name, body)))()
+@settings(max_examples=400)
+@given(data=st.data())
+def test_what_is_served_is_allowed(name: str, data: st.DataObject) -> None:
+    agree(name, data.draw(BODIES[name]))
 
 
 @pytest.mark.parametrize("field", OF_RESPONSES)
-def test_what_is_served_of_a_field_of_responses_is_allowed(field: str) -> None:
-    bodies = st.builds(lambda value: {**NEEDED["ResponsesBody"], field: value}, OF_RESPONSES[field])
-    settings(max_examples=150, deadline=None)(given(bodies)(lambda body: agree("ResponsesBody", body)))()
+@settings(max_examples=150)
+@given(data=st.data())
+def test_what_is_served_of_a_field_of_responses_is_allowed(field: str, data: st.DataObject) -> None:
+    agree("ResponsesBody", {**NEEDED["ResponsesBody"], field: data.draw(OF_RESPONSES[field])})
 
 
 def agree(name: str, body: dict[str, Any]) -> None:
