@@ -152,13 +152,13 @@ class SchedulerCore:
         self.turnover = Turnover(self.queue, self.running, self.grants, self.admission.waits_for_prefix)
         asked = (self.queue, self.attempts, self.orders, self.restores, self.streams, self.endings)
         self.flushes = Flushes(cache, *sent, lambda: self.is_drained and not len(self.recovered), self.grants.hurry)
-        self.handlers = RpcHandlers(config, cache, *asked, self.deaths, self.outbox, self.flushes)
+        self.absence = WorkerAbsence(self.attempts, self.pipeline, *sent)
+        self.handlers = RpcHandlers(config, cache, *asked, self.deaths, self.absence, self.outbox, self.flushes)
         self.drain = WorkerDrain(config, self.orders, self.endings, self.deadlines)
         self.disk_news = DiskNews(config, self.outbox, self.asks, lambda: self.pipeline.numerics)
         self.news = CacheNews(cache, self.outbox, self.deadlines, self.disk_news.begin)
         self.idle_check = IdleCheck(cache, self.outbox, self.deadlines)
         self.load_reports = LoadReports(config, cache, self.queue, *sent, prefills)
-        self.absence = WorkerAbsence(self.attempts, self.pipeline, *sent)
         self._ready: dict[str, ReadyPeer] = {}
         self._is_announced, self._steps_since_admission = False, 0
         self._on_due = self._due()
