@@ -69,7 +69,7 @@ class Registration:
         self._task: asyncio.Task[None] | None = None
         self._joining: Address | None = None
         self._early: list[MembersChanged] = []
-        self._is_hurried = False
+        self._hurried = asyncio.Event()
         self._has_lapsed = False
         # Supervisors that left in good order a moment ago: the registry's notice may overtake their last words.
         self._parting: set[Address] = set()
@@ -85,7 +85,7 @@ class Registration:
     def found(self, address: Address) -> None:
         """A later incarnation answers where a peer was dialed: if it is the registry's, it is joined at once."""
         if self._me.bootstrap.learn(address):
-            self._is_hurried = True
+            self._hurried.set()
 
     @property
     def supervisor(self) -> Address | None:
@@ -126,6 +126,9 @@ class Registration:
             # It may know an earlier registry, or less of this one, than this actor does.
             is_lapsed, is_behind = not beat.known and beat.registry_epoch >= seen[0], told > seen
         else:
+            # The next registry may know it from others alone, and is about to give it up: a join was lost, perhaps.
+            if beat.renew and self.registry is None and (target := self._me.bootstrap.lookup()) and target[0] == peer:
+                self._hurried.set()
             return
         if is_lapsed or is_behind:
             self._has_lapsed = self._has_lapsed or is_lapsed
@@ -184,15 +187,17 @@ class Registration:
             # Before joining, so that an `announce` during the join leads to another one.
             self._wanted.clear()
             # A registry found earlier is the one that this join asks; only one found meanwhile calls for a quick retry.
-            self._is_hurried = False
+            self._hurried.clear()
             if await self._join():
                 pause_s = self._options.retry_min_s
                 continue
             self._wanted.set()
-            if self._is_hurried:
+            if self._hurried.is_set():
                 continue
             # Jitter keeps the members of a mesh from all joining a returning registry at the same moment.
-            await asyncio.sleep(pause_s * self._options.random.uniform(0.5, 1.0))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s * self._options.random.uniform(0.5, 1.0)):
+                    await self._hurried.wait()
             pause_s = min(pause_s * 2, self._options.retry_max_s)
 
     async def _join(self) -> bool:

@@ -33,8 +33,8 @@ class Heartbeat(Message, frozen=True):
     """A sign of life. From a registry: its membership version, and whether it knows the receiver.
 
     `unknown` are those of `Renew.renewed` that hold no lease. `renew`: the receiver's lease is about to end, and it is
-    to send a `Renew` now. A supervisor passes the version on to an actor that is behind it or holds no lease, and to no
-    other.
+    to send a `Renew` now, or a `Join` if it has not joined here. A supervisor passes the version on to an actor that is
+    behind it or holds no lease, and to no other.
     """
 
     registry_epoch: int = 0

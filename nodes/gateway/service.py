@@ -297,7 +297,7 @@ class GatewayService:
             case SendSubmit(scheduler, message):
                 self._submits.setdefault(scheduler, []).append(message)
             case SendCancel():
-                then, timeout_s = partial(self._on_cancelled, command.scheduler), self.config.cancel_timeout_s
+                then, timeout_s = partial(self._on_cancelled, command), self.config.cancel_timeout_s
                 self.ctx.ask_then(
                     command.scheduler, CancelAttempts(attempts=command.attempts), then, timeout_s=timeout_s
                 )
@@ -378,13 +378,17 @@ class GatewayService:
             # One event for all: at 64 clients an answer is about five of them.
             self.handle(SubmitAccepted(held, outcome.sender.actor_id, outcome.sender.epoch))
 
-    def _on_cancelled(self, scheduler: str, outcome: Answer | MeshError) -> None:
+    def _on_cancelled(self, command: SendCancel, outcome: Answer | MeshError) -> None:
+        scheduler = command.scheduler
         if isinstance(outcome, MeshError):
             # A scheduler that left the mesh sends nothing more, whatever became of this ask.
             lost = outcome.code == "peer_lost" or self.ctx.members.get(scheduler) is None
             self.handle(CancelFailed(scheduler, lost))
         elif isinstance(outcome.message, AttemptsCancelled):
             self.handle(CancelAcknowledged(scheduler, outcome.message.attempts))
+            if len(outcome.message.attempts) < len(command.attempts):
+                # Its worker computes some of them, and may die of it: they are asked for again.
+                self.handle(CancelFailed(scheduler, lost=False))
         else:
             self.handle(CancelFailed(scheduler, lost=False))
 

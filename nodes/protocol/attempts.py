@@ -81,7 +81,10 @@ class CancelAttempts(Message, frozen=True):
 
 
 class AttemptsCancelled(Message, frozen=True):
-    """These attempts will send nothing more."""
+    """These attempts will send nothing more.
+
+    What is left out is asked for again: a worker that is back computes it, and it may be about to move (`WorkerAway`).
+    """
 
     attempts: list[AttemptRef]
 
@@ -175,6 +178,7 @@ class WorkerAway(Message, frozen=True):
     Told when the death is known, and again if the worker is not back by then, with the time that it has been away.
     Attempts stay here until they are cancelled: steps go on when the worker is back. A gateway may move them to another
     group meanwhile (`ChooseMoves`), the `suspects` once only. What is no positive number says nothing: attempts stay.
+    `suspects` were in steps without an answer; some of them may have ended here.
     """
 
     returns_in_s: float

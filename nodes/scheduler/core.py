@@ -119,15 +119,15 @@ class SchedulerCore:
         self.admission = Admission(books, self.grants, self.orders, self.restores)
         self.turnover = Turnover(books, self.admission.waits_for_prefix)
         self.flushes = Flushes(books, lambda: self.is_drained and not len(books.recovered), self.grants.hurry)
+        self.absence = WorkerAbsence(books, self.pipeline)
         self.handlers = RpcHandlers(
-            books, self.orders, self.restores, self.streams, self.endings, self.deaths, self.flushes
+            books, self.orders, self.restores, self.streams, self.endings, self.deaths, self.absence, self.flushes
         )
         self.drain = WorkerDrain(books, self.orders, self.endings)
         self.disk_news = DiskNews(books)
         self.news = CacheNews(books, self.disk_news.begin)
         self.idle_check = IdleCheck(books)
         self.load_reports = LoadReports(books)
-        self.absence = WorkerAbsence(books, self.pipeline)
         self._ready: dict[str, ReadyPeer] = {}
         self._is_announced, self._steps_since_admission = False, 0
         self._on_due = self._due()

@@ -41,6 +41,7 @@ from nodes.scheduler.flushes import Flushes
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.handoff.restore import RestoreQueue
 from nodes.scheduler.sequence import Sequence
+from nodes.scheduler.worker_link.absence import WorkerAbsence
 from nodes.scheduler.worker_link.worker_deaths import WorkerDeaths
 from nodes.trace_notes import Noted
 
@@ -59,6 +60,7 @@ class RpcHandlers:
         streams: Streams,
         endings: Endings,
         deaths: WorkerDeaths,
+        absence: WorkerAbsence,
         flushes: Flushes,
     ) -> None:
         self._books = books
@@ -67,6 +69,7 @@ class RpcHandlers:
         self._streams = streams
         self._endings = endings
         self._deaths = deaths
+        self._absence = absence
         self._flushes = flushes
         self._num_rows = 0
         self.is_draining = False
@@ -218,7 +221,9 @@ class RpcHandlers:
                 self._endings.cancel(sequence, now)
             # Even if it is not known: its submission may arrive after this.
             self._books.attempts.remember(ref.request_id, ref.attempt)
-        self._books.outbox.reply(event.call, AttemptsCancelled(attempts=message.attempts))
+        uncertain = self._absence.may_die_of(message.attempts, now)
+        gone = [ref for ref in message.attempts if ref not in uncertain] if uncertain else message.attempts
+        self._books.outbox.reply(event.call, AttemptsCancelled(attempts=gone))
 
     def _on_orders(self, event: Asked, message: OrderPrefills, now: float) -> None:
         accepted: list[str] = []

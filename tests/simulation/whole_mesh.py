@@ -168,7 +168,9 @@ class SimulatedMesh:
             model="echo",
             context_length=CONTEXT_LENGTH,
             prepare_timeout_s=2.0,
-            role_wait_s=60.0,
+            # Where each fifth message is lost and each twentieth ends its link, a dead scheduler was back after 37 s,
+            # and a tokenizer was reached too late after 60 (`disks`, seed 1005).
+            role_wait_s=120.0,
             # Two deaths, with each 25th message lost and each 8th late, took five in a minute (`scenario`, seed 1994).
             # The gateway's own tests check that it does not try for ever.
             max_attempts=8,

@@ -9,7 +9,7 @@ from typing_extensions import override
 from nodes.gateway.parsers.calls import Calls
 from nodes.gateway.parsers.cursor import BLANKS, NotACall, Reading, held_suffix
 from nodes.gateway.parsers.json_scanner import JsonScanner
-from nodes.gateway.parsers.parameters import Allowed, Parameters
+from nodes.gateway.parsers.parameters import TEXT_TYPES, Allowed, Parameters
 from nodes.gateway.parsers.written import NAME, CallForm
 from nodes.gateway.parsers.xml_values import is_exact, json_of, name_of, text_of
 
@@ -152,7 +152,7 @@ class Qwen3CoderCalls(Calls):
         cursor, scanner = self.cursor, JsonScanner()
         searched = scanned = 0
         in_string: tuple[int, int] | None = None
-        is_tried = False
+        is_tried, is_strict = False, True
         while True:
             begin = cursor.taken
             for found in _TYPED_ENDS.finditer(cursor.text, begin + searched):
@@ -169,7 +169,10 @@ class Qwen3CoderCalls(Calls):
                 if ended:
                     scanner.scan(cursor.text[begin + scanned : begin + end], 0)
                     scanned = end
-                    if not scanner.in_string:
+                    # A line end within a string, as before the mark of one that is never closed, is no JSON but where
+                    # nothing else may be: a quote of what follows would close the string.
+                    is_strict = is_strict and not scanner.controls
+                    if not scanner.in_string or not (is_strict or allowed.types.isdisjoint(TEXT_TYPES)):
                         return end, after
                     in_string = in_string or (end, after)
                 searched = after

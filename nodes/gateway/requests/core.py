@@ -155,7 +155,7 @@ class GatewayCore:
             case MoveChosen():
                 self._on_move(event, now)
             case CancelAcknowledged():
-                self._cancels.acknowledged(event.scheduler, event.attempts)
+                self._on_cancelled(event, now)
             case CancelFailed():
                 if event.lost:
                     self._cancels.lost(event.scheduler)
@@ -333,15 +333,33 @@ class GatewayCore:
         # An answer that took too long: the worker should be back.
         if event.route.decode == holder or not state.may_move or not self.moves.remaining_s(holder, now):
             return
-        state.log.failed(MOVED, f"the worker of {holder} is dead", now)
-        self._cancel(state, now)
-        state.attempt += 1
+        # It goes once its holder has let go of it, and has said how many workers died with it by then.
+        state.move = event
         state.num_moves += 1
+        self._cancel(state, now)
+        # As after any attempt: if the group refuses it, there is time to find another, or to go back. The holder sends
+        # nothing more; should it not even say so, it is asked for output, and has no such attempt.
+        state.resend_at = state.recover_by = now + self._config.recovery_timeout_s
+        self._arm(state)
+
+    def _on_cancelled(self, event: CancelAcknowledged, now: float) -> None:
+        self._cancels.acknowledged(event.scheduler, event.attempts)
+        for ref in event.attempts:
+            self._on_let_go(ref, event.scheduler, now)
+
+    def _on_let_go(self, ref: AttemptRef, holder: str, now: float) -> None:
+        """The holder has cancelled an attempt: if it was to move, it does."""
+        state = self.requests.get(ref.request_id)
+        if state is None or state.move is None or state.phase > Phase.RUNNING:
+            return
+        if (state.move.holder, state.move.attempt) != (holder, state.attempt) or ref.attempt < state.attempt:
+            return
+        state.log.failed(MOVED, f"the worker of {holder} is dead", now)
+        state.attempt += 1
         self.moves.num_moves += 1
         state.excluded = []
-        # As after any attempt: if the group refuses it, there is time to find another, or to go back.
         state.recover_by = now + self._config.recovery_timeout_s
-        self._take_route(state, event.route, now)
+        self._take_route(state, state.move.route, now)
 
     def _take_route(self, state: RequestState, route: Route, now: float) -> None:
         state.route = route

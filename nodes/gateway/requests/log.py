@@ -17,7 +17,7 @@ continues at the same character. If it does not, the tokens are asked for again 
 import enum
 from typing import Final, NamedTuple
 
-from nodes.gateway.requests.events import Deliver, DeliverVector, End, Failure, Opened, Tokens
+from nodes.gateway.requests.events import Deliver, DeliverVector, End, Failure, MoveChosen, Opened, Tokens
 from nodes.gateway.requests.sample_log import SampleLog, SampleSoFar
 from nodes.numerics import UNKNOWN_BITS, Bits
 from nodes.prompt_payloads import PromptPayloads
@@ -63,6 +63,7 @@ class RequestState:
         "last_at",
         "log",
         "lost_by",
+        "move",
         "num_cached_tokens",
         "num_chars",
         "num_failures",
@@ -117,6 +118,8 @@ class RequestState:
         self.lost_by: set[tuple[str, int]] = set()
         # Workers that died in a step of it without an answer, until it has so many output ids; moves since output came.
         self.deaths = self.cleared_at = self.num_moves = 0
+        # Where it goes once its holder has let go of the attempt; of another attempt it says nothing.
+        self.move: MoveChosen | None = None
         self.num_resends = 0
         self.gap_until = 0.0
         self.resend_at = 0.0

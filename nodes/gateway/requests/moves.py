@@ -1,8 +1,12 @@
 """Which requests are to move away from a group whose worker is dead, as long as it is.
 
     WorkerAway from the holder   a tokenizer is asked, for all requests there at once, who goes on sooner elsewhere
-    it names a group             next attempt there, which is not a failed one; the old one is cancelled
+    it names a group             the holder is asked to cancel the attempt
+    it has                       next attempt at that group, which is not a failed one
     it names none, or fails      the request stays, and goes on when the worker is back
+
+The holder cancels first, for its worker may be back at this moment and die of the request once more: the next group has
+to know of that before it computes it.
 
 Whoever may have killed the worker moves once, so that a request which does kill cannot go from group to group: until it
 has got past the steps that it died in, its attempts say how many workers died, and schedulers count on from there.

@@ -12,7 +12,8 @@ from mesh.membership.view import LearningBootstrap, Member, Membership, StaticBo
 from mesh.options import SystemOptions
 from mesh.runtime.task_supervisor import TaskSupervisor
 from mesh.runtime.telemetry import Metrics
-from mesh.wire.frames import Joined, MembersChanged
+from mesh.simulation import virtual_time
+from mesh.wire.frames import Heartbeat, Joined, MembersChanged
 
 REGISTRY, SUCCESSOR = Address("registry", 1), Address("registry", 2)
 NOWHERE = Endpoint("sim://registry", "sim://registry.data")
@@ -174,3 +175,31 @@ def test_only_the_join_that_a_registry_is_found_during_is_made_again_at_once():
     assert len(registry.joins) == 2, "that join asked the one that was found: its failure is followed by a pause"
     _, registry, _ = run([(joined(3, "me"), [])], lambda registration: registration.announce(), Found)
     assert len(registry.joins) == 3
+
+
+def test_a_registry_that_knows_it_from_others_and_is_about_to_give_it_up_is_joined_at_once():
+    """The pause after a lost join may be longer than what is left of the lease."""
+
+    def begun(registration):
+        asking = Heartbeat(renew=True)
+        registration.peer_lost(REGISTRY)
+        loop = asyncio.get_running_loop()
+        for delay_s, peer, beat in ((0.01, REGISTRY, asking), (0.02, Address("x", 1), asking), (0.03, REGISTRY, None)):
+            loop.call_later(delay_s, registration.heartbeat, peer, beat or Heartbeat())
+
+    async def main(after):
+        registry, audience = Registry([(joined(3, "me"), [])]), Audience()
+        tasks = TaskSupervisor(structlog.get_logger(), Metrics())
+        options = SystemOptions(retry_min_s=1.0)
+        registration = registry.registration = Registration(
+            registry, audience, audience.members_changed, options, tasks
+        )
+        registration.start()
+        await registration.joined()
+        after(registration)
+        await asyncio.sleep(0.1)
+        await tasks.close()
+        return len(registry.joins)
+
+    assert virtual_time.run(main(begun)) == 3, "a join, the lost one, and one for the first heartbeat"
+    assert virtual_time.run(main(lambda registration: registration.peer_lost(REGISTRY))) == 2

@@ -10,19 +10,25 @@ from hypothesis import strategies as st
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.requests.core import GatewayCore
 from nodes.gateway.requests.events import (
+    AskAlive,
     AskMove,
     AskRoute,
+    CancelAcknowledged,
+    CancelFailed,
     DetokenizersChanged,
     End,
     Failure,
     GroupAway,
     MoveChosen,
     Opened,
+    PeerLost,
     SchedulersChanged,
     SendCancel,
+    SendResend,
     SendSubmit,
     SubmitAccepted,
     SubmitFailed,
+    Tick,
 )
 from nodes.gateway.requests.log import MAX_MOVES
 from nodes.gateway.requests.moves import MAX_AWAY_S
@@ -58,8 +64,17 @@ def of(commands: list[Any], kind: type) -> list[Any]:
     return [one for one in commands if isinstance(one, kind)]
 
 
-def mesh(numerics: dict[str, str] = EQUAL, stand_ins: frozenset[str] = frozenset()) -> GatewayCore:
-    core = GatewayCore("g0", CONFIG)
+def move(core: GatewayCore, attempt: int, holder: str, route: Route, now: float) -> list[Any]:
+    """A tokenizer has named a group, and the holder lets go of the attempt: what is done then."""
+    ref = AttemptRef("r", attempt)
+    assert core.handle(MoveChosen("r", attempt, holder, route), now) == [SendCancel(holder, [ref])]
+    return core.handle(CancelAcknowledged(holder, [ref]), now)
+
+
+def mesh(
+    numerics: dict[str, str] = EQUAL, stand_ins: frozenset[str] = frozenset(), config: GatewayConfig = CONFIG
+) -> GatewayCore:
+    core = GatewayCore("g0", config)
     core.handle(DetokenizersChanged(["t0"]), 0.0)
     bits = {name: Bits("w", one) for name, one in numerics.items()}
     core.handle(SchedulersChanged(dict.fromkeys(numerics, 1), stand_ins, bits), 0.0)
@@ -68,8 +83,11 @@ def mesh(numerics: dict[str, str] = EQUAL, stand_ins: frozenset[str] = frozenset
 
 @pytest.fixture
 def running() -> GatewayCore:
+    return with_output(mesh())
+
+
+def with_output(core: GatewayCore) -> GatewayCore:
     """A request with two output tokens, at `d0`."""
-    core = mesh()
     core.handle(opened(), 0.0)
     core.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 1), 0.0)
     core.handle(text(0, 0, "d0", 2), 0.5)
@@ -80,8 +98,7 @@ def test_a_move_is_a_new_attempt_that_has_not_failed(running: GatewayCore) -> No
     (asked,) = running.handle(GroupAway("d0", 0.3), 100.0)
     assert (asked.holder, asked.returns_in_s, asked.message.token_ids) == ("d0", pytest.approx(0.3), [1, 2, 3, 0, 1])
     assert (asked.message.weights, asked.message.numerics) == ("w", "bits")
-    submit, cancel = running.handle(MoveChosen("r", 0, "d0", THERE), 100.01)
-    assert cancel == SendCancel("d0", [AttemptRef("r", 0)])
+    (submit,) = move(running, 0, "d0", THERE, 100.01)
     message = submit.message
     assert (submit.scheduler, message.attempt, message.output_ids, message.deaths) == ("d1", 1, [0, 1], 0)
     assert running.handle(SubmitAccepted([AttemptRef("r", 1)], "d1", 1), 100.02) != []
@@ -94,8 +111,8 @@ def test_a_move_is_a_new_attempt_that_has_not_failed(running: GatewayCore) -> No
 
 def test_late_output_of_the_attempt_before_the_move_is_refused(running: GatewayCore) -> None:
     running.handle(GroupAway("d0", 0.3), 100.0)
-    running.handle(MoveChosen("r", 0, "d0", THERE), 100.01)
-    assert running.handle(text(2, 0, "d0"), 100.02) == [], "and it is being cancelled already"
+    assert move(running, 0, "d0", THERE, 100.01)
+    assert of(running.handle(text(2, 0, "d0"), 100.02), SendCancel), "and is cancelled once more"
     assert (running.num_refused, running.requests["r"].output_ids) == (1, [0, 1])
 
 
@@ -168,7 +185,7 @@ def test_an_answer_that_comes_after_the_worker_should_be_back_moves_nothing(runn
 
 def test_who_may_have_killed_the_worker_moves_once_and_its_deaths_go_with_it(running: GatewayCore) -> None:
     running.handle(GroupAway("d0", 0.3, [suspected()]), 1.0)
-    (submit,) = of(running.handle(MoveChosen("r", 0, "d0", THERE), 1.01), SendSubmit)
+    (submit,) = move(running, 0, "d0", THERE, 1.01)
     assert (submit.message.deaths, submit.message.cleared_at) == (1, 4)
     running.handle(SubmitAccepted([AttemptRef("r", 1)], "d1", 1), 1.02)
     assert running.handle(GroupAway("d1", 0.3, [suspected(2, 4, attempt=1)]), 1.1) == []
@@ -178,7 +195,7 @@ def test_who_may_have_killed_the_worker_moves_once_and_its_deaths_go_with_it(run
 
 def test_who_gets_past_the_steps_that_it_died_in_is_cleared(running: GatewayCore) -> None:
     running.handle(GroupAway("d0", 0.3, [suspected()]), 1.0)
-    running.handle(MoveChosen("r", 0, "d0", THERE), 1.01)
+    move(running, 0, "d0", THERE, 1.01)
     running.handle(text(2, 1, "d1"), 1.1)
     assert running.requests["r"].deaths == 1, "the step after it may be the one"
     assert running.handle(GroupAway("d1", 0.3), 1.2) == []
@@ -188,19 +205,58 @@ def test_who_gets_past_the_steps_that_it_died_in_is_cleared(running: GatewayCore
     assert len(running.handle(GroupAway("d1", 0.3), 1.4)) == 1
 
 
+def test_it_goes_when_the_holder_has_let_go_and_with_every_death_until_then(running: GatewayCore) -> None:
+    """The worker was back already, computed it once more, and died again."""
+    running.handle(GroupAway("d0", 5.0, [suspected()]), 1.0)
+    ref = AttemptRef("r", 0)
+    assert running.handle(MoveChosen("r", 0, "d0", THERE), 1.1) == [SendCancel("d0", [ref])]
+    assert running.handle(MoveChosen("r", 0, "d0", THERE), 1.2) == [], "it is on its way"
+    running.handle(CancelAcknowledged("d0", []), 1.3)
+    running.handle(CancelFailed("d0", lost=False), 1.3)
+    assert running.handle(Tick(), 1.7) == []
+    assert running.handle(GroupAway("d0", 0.0, [suspected(2)]), 1.75) == []
+    assert running.handle(Tick(), 1.81) == [SendCancel("d0", [ref])]
+    (submit,) = running.handle(CancelAcknowledged("d0", [ref]), 1.9)
+    assert (submit.scheduler, submit.message.attempt, submit.message.deaths) == ("d1", 1, 2)
+
+
+def test_output_that_was_under_way_when_it_was_to_move_goes_with_it(running: GatewayCore) -> None:
+    running.handle(GroupAway("d0", 5.0, [suspected()]), 1.0)
+    running.handle(MoveChosen("r", 0, "d0", THERE), 1.1)
+    running.handle(text(2, 0, "d0", 2), 1.2)
+    (submit,) = running.handle(CancelAcknowledged("d0", [AttemptRef("r", 0)]), 1.3)
+    assert (submit.message.output_ids, submit.message.deaths) == ([0, 1, 2, 3], 0), "it has got past the step"
+
+
+def test_who_is_to_move_as_its_holder_is_lost_goes_on_like_any_other() -> None:
+    running = with_output(mesh(config=GatewayConfig(model_name="m", context_length=100)))
+    running.handle(GroupAway("d0", 5.0), 1.0)
+    running.handle(MoveChosen("r", 0, "d0", THERE), 1.1)
+    assert of(running.handle(PeerLost("d0", 1), 1.2), AskAlive)
+    assert running.handle(CancelAcknowledged("d0", [AttemptRef("r", 0)]), 1.3) == [], "of another attempt by now"
+    assert running.requests["r"].attempt == 1
+
+
+def test_a_holder_that_never_lets_go_is_asked_for_output_in_the_end(running: GatewayCore) -> None:
+    running.handle(GroupAway("d0", 5.0), 1.0)
+    running.handle(MoveChosen("r", 0, "d0", THERE), 1.1)
+    assert not of(running.handle(Tick(), CONFIG.recovery_timeout_s), SendResend)
+    assert of(running.handle(Tick(), 1.1 + CONFIG.recovery_timeout_s), SendResend)
+
+
 def test_nobody_is_moved_without_end(running: GatewayCore) -> None:
     places = ["d0", "d1"]
     for attempt in range(MAX_MOVES):
         assert len(running.handle(GroupAway(places[attempt % 2], 0.3), 1.0)) == 1
         route = Route(decode=places[(attempt + 1) % 2], detokenizer="t0")
-        assert of(running.handle(MoveChosen("r", attempt, places[attempt % 2], route), 1.0), SendSubmit)
+        assert of(move(running, attempt, places[attempt % 2], route, 1.0), SendSubmit)
     assert running.handle(GroupAway(places[MAX_MOVES % 2], 0.3), 1.0) == []
 
 
 def test_a_group_that_refuses_what_moves_to_it_ends_nothing(running: GatewayCore) -> None:
     late = 10 * CONFIG.recovery_timeout_s
     running.handle(GroupAway("d0", 0.3), late)
-    running.handle(MoveChosen("r", 0, "d0", THERE), late)
+    move(running, 0, "d0", THERE, late)
     commands = running.handle(SubmitFailed("r", 1, Failure("overloaded", "full")), late + 0.01)
     assert of(commands, AskRoute)[0].message.excluded == ["d1"]
     assert not of(commands, End)
@@ -208,7 +264,7 @@ def test_a_group_that_refuses_what_moves_to_it_ends_nothing(running: GatewayCore
 
 BLOWS = st.lists(
     st.tuples(
-        st.sampled_from(["away", "move", "accept", "text", "fail", "refuse", "wait"]),
+        st.sampled_from(["away", "move", "let go", "accept", "text", "fail", "refuse", "wait"]),
         st.integers(0, 2),
         st.sampled_from([0.3, 5.0, math.nan, -1.0, math.inf, 0.0]),
         st.booleans(),
@@ -238,7 +294,11 @@ def test_whatever_dies_a_request_has_one_place_and_what_counts_is_what_failed(
             assert not (commands and state.deaths and state.num_moves), "a suspect has moved once"
         elif what == "move":
             commands = core.handle(MoveChosen("r", state.attempt, place, Route(decode=f"d{number}")), now)
+            assert not of(commands, SendSubmit), "its holder has not let go of it"
+        elif what == "let go":
+            commands = core.handle(CancelAcknowledged(place, [AttemptRef("r", state.attempt)]), now)
             assert state.attempt - before == len(of(commands, SendSubmit))
+            held -= {(place, before)} if of(commands, SendSubmit) else set()
         elif what == "accept":
             commands = core.handle(SubmitAccepted([AttemptRef("r", state.attempt)], place, 1), now)
         elif what == "text" and len(state.output_ids) < 19:

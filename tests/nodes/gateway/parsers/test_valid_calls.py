@@ -39,13 +39,7 @@ def check(form: str, seed: int) -> None:
     tool = drawn_tool(dice)
     tools = {"get": tool.parameters, "other": {}}
     dumps = rendered if form == "qwen3_coder" and dice.random() < 0.5 else lambda one, _: json.dumps(one)
-    # A text that begins as a container and is none ends with the last mark: a mark may stand in a string of JSON, and a
-    # quote of the next call would close such a string.
-    texts = [one for one in tool.arguments.values() if isinstance(one, str)]
-    is_open = form == "qwen3_coder" and any(one.lstrip()[:1] in ("{", "[") for one in texts)
-    text = WRITE[form](
-        [("get", tool.arguments)] * (1 if is_open else dice.choice([1, 2])), lambda one: dumps(one, dice)
-    )
+    text = WRITE[form]([("get", tool.arguments)] * dice.choice([1, 2]), lambda one: dumps(one, dice))
     if form == "qwen3_coder" and not any("\n" in str(one) for one in tool.arguments.values()):
         text = text.replace("\n", dice.choice(["\n", "\r\n"]))
     cuts = sorted(dice.sample(range(len(text)), min(len(text), dice.choice([0, 1, 5, len(text)]))))

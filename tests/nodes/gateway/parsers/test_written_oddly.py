@@ -17,6 +17,7 @@ TOOLS = {
             "o": {"type": "object"},
             "m": {"anyOf": [{"$ref": "#/$defs/a~1b"}, {"type": "null"}]},
             "t": {"type": ["string", "null"], "enum": ["none", "all", None]},
+            "x": {"type": ["string", "object", "array"]},
         },
         "$defs": {"a/b": {"type": "integer"}},
     },
@@ -101,6 +102,12 @@ ODD: list[tuple[str, str, list[Any]]] = [
         ("2", 2), ("None", None), ("2.0", 2))),
     *(("qwen3_coder", f"<function=get><parameter=t>{raw}</parameter></function>", [{"t": value}]) for raw, value in (
         ("none", "none"), ("null", None), (" all ", "all"), ("some", "some"))),
+    # A text that begins as JSON and is never closed; the quote of the next one, or of the next call, closes nothing. In
+    # JSON no line ends within a string, so that a mark in one is the value's.
+    *(("qwen3_coder", 2 * (f"<tool_call>\n<function=get>\n<parameter=x>\n{raw}\n</parameter>\n<parameter=s>\n"
+       "{\"\n</parameter>\n</function>\n</tool_call>\n"), 2 * [{"x": value, "s": '{"'}]) for raw, value in (
+        ('{"', '{"'), ('{"a": "b', '{"a": "b'), ('["', '["'), ('"', '"'), ('{"a": "x\ny"}', '{"a": "x\ny"}'),
+        ('{"a": "</parameter></function>"}', {"a": "</parameter></function>"}))),
 ]  # fmt: skip
 
 NO_CALLS = [
