@@ -55,6 +55,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return found
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What is not going to run is not imported either, by each worker."""
+    folder = collection_path.name
+    is_left_out = folder in ("gpu", "real_models") and f"not {folder}" in config.option.markexpr
+    return True if is_left_out and collection_path.parent == TESTS else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, object]:
     """One worker collects backwards: what it has compiled the others load, from the middle on.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+# `tests/cli` has each damage by itself, in CI; meshes are started there for those that leave no manifest.
 pytestmark = pytest.mark.process
-# By the damage itself all of them run in `tests/cli/test_bad_manifests.py`; in CI a mesh is started for the worst two.
 
 ECHO = ("--model", "echo", "--mixed", "1")
 

@@ -221,6 +221,7 @@ def test_a_damaged_model_that_only_its_actor_sees(host):
     host.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_every_printed_line_runs_alone(host):
     printed = host.meshctl("up", *ECHO, "--mixed", "1", "--port", str(host.port), "--dry-run")
     assert printed.returncode == 0

@@ -11,7 +11,6 @@ from tests.serving.held import assert_nothing_held
 pytestmark = pytest.mark.process
 
 DISAGGREGATED = ("--model", "echo?step_ms=5", "--prefill", "1", "--decode", "1", "--local-prefill-max", "0")
-NUM_STREAMS = 200
 
 
 async def abort_after(port: int, num_events: int, number: int) -> None:
@@ -29,7 +28,8 @@ async def abort_after(port: int, num_events: int, number: int) -> None:
     writer.close()
 
 
-def test_nothing_is_held_after_aborted_streams(mesh_of: Any) -> None:
+@pytest.mark.parametrize("num_streams", [50, pytest.param(200, marks=pytest.mark.slow)])
+def test_nothing_is_held_after_aborted_streams(mesh_of: Any, num_streams: int) -> None:
     mesh = mesh_of(*DISAGGREGATED)
 
     async def storm() -> None:
@@ -39,7 +39,7 @@ def test_nothing_is_held_after_aborted_streams(mesh_of: Any) -> None:
             async with limit:
                 await abort_after(mesh.port, number % 7, number)
 
-        await asyncio.gather(*(one(number) for number in range(NUM_STREAMS)))
+        await asyncio.gather(*(one(number) for number in range(num_streams)))
 
     asyncio.run(storm())
     assert_nothing_held(mesh)

@@ -61,7 +61,9 @@ def test_drawn_bodies(mesh: Any, num_examples: int, derandomize: bool) -> None:
     assert_unharmed(mesh)
 
 
-def test_every_hostile_value_in_every_field(mesh: Any) -> None:
+# In CI each field has some of the values, and each value is in many fields: all of them are thousands of requests.
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_every_hostile_value_in_every_field(mesh: Any, every: int) -> None:
     """Alone in an otherwise valid body, so that nothing else is refused first."""
     document = json.loads(mesh.get("/openapi.json"))
     client, schemas = Client(mesh.port), document["components"]["schemas"]
@@ -86,8 +88,8 @@ def test_every_hostile_value_in_every_field(mesh: Any) -> None:
             del given_fields["documents"]
         if route.path == "/encode":
             given_fields["text"] = '"hi"'
-        for name in fields:
-            for value in HOSTILE:
+        for number, name in enumerate(fields):
+            for value in HOSTILE[number % every :: every]:
                 text = ",".join(f'"{key}":{other}' for key, other in {**given_fields, name: value}.items())
                 what = (route.path, name, value[:80])
                 check(client.send("POST", route.path, f"{{{text}}}".encode(), JSON), route.statuses, what)

@@ -21,7 +21,7 @@ MESSAGES: Any = [{"role": "user", "content": "What color is the sky?"}]
 TOP = 5
 
 
-# A mesh of the other kind gives the same text and logprobs (`test_same_text.py`), and is asked in `make test-all`.
+# A mesh of the other kind gives the same text (`test_same_text.py`), and is asked in `make test-all`.
 @pytest.fixture(params=[APART, pytest.param(MIXED, marks=pytest.mark.slow)], ids=["disaggregated", "mixed"])
 def mesh(request: pytest.FixtureRequest, mesh_of: Any) -> Any:
     return mesh_of(*request.param)

@@ -29,7 +29,7 @@ LONG = [300 + (at * 37 + at // 9) % 700 for at in range(150)]
 """Whole words: parts of characters share a name, and of two the prompt's own is shown."""
 
 
-# A mesh of the other kind gives the same text and logprobs (`test_same_text.py`), and is asked in `make test-all`.
+# A mesh of the other kind gives the same text (`test_same_text.py`), and is asked in `make test-all`.
 @pytest.fixture(params=[DISAGGREGATED, pytest.param(MIXED, marks=pytest.mark.slow)], ids=["disaggregated", "mixed"])
 def mesh(request: pytest.FixtureRequest, mesh_of: Any) -> Any:
     return mesh_of(*request.param)

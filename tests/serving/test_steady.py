@@ -38,7 +38,7 @@ def sizes(mesh: Any) -> dict[str, tuple[int, int]]:
     }
 
 
-@pytest.mark.parametrize(("num_warm", "num_requests"), [(100, 300), pytest.param(500, 2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_warm", "num_requests"), [(80, 160), pytest.param(500, 2000, marks=pytest.mark.slow)])
 def test_requests_leave_no_trace(mesh_of: Any, num_warm: int, num_requests: int) -> None:
     mesh = mesh_of(*MESH)
     serve(mesh, 0, num_warm)

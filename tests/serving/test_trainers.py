@@ -17,7 +17,9 @@ import pytest
 from cli.chaos.held import samples
 from tests.serving.conftest import RunningMesh, start_mesh
 
-pytestmark = pytest.mark.process
+# In CI the same routes are asked of a gateway among fakes (`test_control.py` and `test_aborts.py` in
+# `tests/nodes/gateway`), and `tests/process/test_release.py` has a mesh give its memory back.
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 ADMIN, ALICE = {"authorization": "Bearer sk-ops"}, {"authorization": "Bearer sk-alice"}
 # As slime's `GenerateState` has them.

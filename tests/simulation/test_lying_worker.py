@@ -118,7 +118,10 @@ def answered(lie: Lie, mixed: bool) -> Group:
     return Group(mesh.systems[f"worker-{group}"].address.epoch, mesh.figures)
 
 
-@pytest.mark.parametrize("mixed", [False, True], ids=["prefill and decode", "mixed"])
+# A mixed group's worker is asked the same and more.
+@pytest.mark.parametrize(
+    "mixed", [pytest.param(False, id="prefill and decode", marks=pytest.mark.slow), pytest.param(True, id="mixed")]
+)
 @pytest.mark.parametrize("name", LIES)
 def test_a_lying_worker_is_replaced_and_no_client_sees_it(name: str, mixed: bool) -> None:
     group = answered(LIES[name], mixed)

@@ -210,7 +210,7 @@ def compare_chats(spec: ModelSpec, ours: Tokenizer, reference: Any) -> None:
 SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
 
 
-@pytest.mark.parametrize("max_examples", [300, pytest.param(5000, marks=SLOW)])
+@pytest.mark.parametrize("max_examples", [100, pytest.param(5000, marks=SLOW)])
 def test_any_folder(tmp_path: Path, max_examples: int) -> None:
     @settings(max_examples=max_examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(folders)
