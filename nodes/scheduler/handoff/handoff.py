@@ -57,14 +57,10 @@ class Handoff(Loan):
             num_prompt_tokens=sequence.num_prompt_tokens,
             # Pages cached here are not sent; nor are they computed, if the prefill scheduler has them cached, too.
             num_skip_tokens=self.lent.first * page_size,
-            sampling=sequence.spec.sampling,
+            spec=sequence.spec,
             agent=agent,
-            extra_key=sequence.spec.extra_key,
             # The time left for the handoff at each renewal: the prefill is given up no later there than here.
             timeout_s=max(0.0, self.opened_at + self.timeout_s - now),
-            client=sequence.spec.client,
-            weight=sequence.spec.weight,
-            priority=sequence.spec.priority,
             deaths=sequence.num_deaths,
             cleared_at=sequence.cleared_at,
         )

@@ -46,7 +46,8 @@ from nodes.scheduler.handoff.decode import (
     Outcome,
 )
 from nodes.scheduler.handoff.own_grants import CLOSE, EXPIRE, OPEN, OwnGrants
-from nodes.scheduler.sequence import NO_STOP, Sequence, Stage
+from nodes.scheduler.sequence import Sequence, Stage
+from tests.nodes.scheduler.scheduler_world import NO_STOP
 
 PAGE = 4
 CONFIG = SchedulerConfig(
@@ -190,7 +191,7 @@ def test_pages_are_granted_before_the_prefill_is_ordered(bench: Bench) -> None:
     assert (kind, actor_id) == (ORDER, "p")
     assert message == OrderPrefills(orders=[PrefillOrder(
         grant_id=ID, request_id="r", attempt=4, token_ids=list(range(10)), num_prompt_tokens=8, num_skip_tokens=PAGE,
-        sampling=Sampling(seed=5), agent="a", timeout_s=CONFIG.handoff_timeout_s - 1.0,
+        spec=RequestSpec(Sampling(seed=5), NO_STOP), agent="a", timeout_s=CONFIG.handoff_timeout_s - 1.0,
     )])  # fmt: skip
     assert bench.pages(PageState.IN_FLIGHT) == 2
     assert bench.handed_off() == [one]

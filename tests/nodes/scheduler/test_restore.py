@@ -41,7 +41,8 @@ from nodes.scheduler.handoff.restore import (
     RestoreQueue,
 )
 from nodes.scheduler.rates import LearnedRate
-from nodes.scheduler.sequence import NO_STOP, Offer, Sequence, Stage
+from nodes.scheduler.sequence import Offer, Sequence, Stage
+from tests.nodes.scheduler.scheduler_world import NO_STOP
 
 PAGE, NUM_PAGES = 4, 200
 CONFIG = SchedulerConfig(
