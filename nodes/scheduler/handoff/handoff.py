@@ -1,6 +1,4 @@
-"""One handoff as the decode side knows it while it lives, and the two ways in which it ends."""
-
-from typing import NamedTuple
+"""One handoff as the decode side knows it while it lives."""
 
 from kvstore.cache.block_table import ExportedPages
 from nodes.protocol import PrefillDone, PrefillOrder
@@ -8,32 +6,8 @@ from nodes.scheduler.loans import Lender, Loan
 from nodes.scheduler.sequence import Sequence
 
 
-class HandoffDone(NamedTuple):
-    """All pages are in and the first token is drawn."""
-
-    sequence: Sequence
-    token_id: int
-    num_cached_tokens: int
-    extra: bytes = b""
-
-
-class HandoffFailed(NamedTuple):
-    """The handoff failed. `complete`: all pages are in nevertheless, and belong to the sequence again.
-
-    `message` is what the prefill scheduler said, if it is the prefill that failed.
-    """
-
-    sequence: Sequence
-    reason: str
-    complete: bool
-    message: str = ""
-
-
-Outcome = HandoffDone | HandoffFailed
-
-
 class Handoff(Loan):
-    """One live handoff, as the decode side knows it; `peer` is the prefill scheduler."""
+    """See the module; `peer` is the prefill scheduler."""
 
     __slots__ = ("done", "done_at", "heard_at", "is_ordered")
 
