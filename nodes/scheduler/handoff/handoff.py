@@ -7,7 +7,7 @@ from nodes.scheduler.sequence import Sequence
 
 
 class Handoff(Loan):
-    """See the module; `peer` is the prefill scheduler."""
+    """Of one sequence, until its pages and its first token are here; `peer` is the prefill scheduler."""
 
     __slots__ = ("done", "done_at", "heard_at", "is_ordered")
 
