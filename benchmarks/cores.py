@@ -17,13 +17,13 @@ from kvstore.cache.page_table import PageEntry, PageTable
 from kvstore.cache.prefix_cache import PrefixCache
 from kvstore.hashing import chain_packed, pack_tokens, root_hash
 from nodes.protocol import Adopt, StepPlan
-from nodes.request import RequestSpec, Sampling
+from nodes.request import RequestSpec, Sampling, StopRules
 from nodes.roles import NODE_CODEC
 from nodes.scheduler.batch.batching import compose_step
 from nodes.scheduler.batch.step import Step
 from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.sequence import NO_STOP, Sequence
+from nodes.scheduler.sequence import Sequence
 from nodes.tokenizer.routing.cache_index import CacheIndex
 from nodes.worker.core import AdoptArrived, RunStep, StepArrived, StepDone, WorkerCore
 from nodes.worker.steps.columns import Limits
@@ -49,7 +49,7 @@ def micros(action: Callable[[], object], rounds: int = 400, prepare: Callable[[]
 
 def decoding(row: int) -> Sequence:
     """A sequence that decodes from position `CONTEXT` on, and has room for all measured steps."""
-    one = Sequence(row, range(CONTEXT), CONTEXT - 1, RequestSpec(Sampling(), NO_STOP), 0.0)
+    one = Sequence(row, range(CONTEXT), CONTEXT - 1, RequestSpec(Sampling(), StopRules(max_tokens=1)), 0.0)
     one.slot, one.request_id = row - 1, f"cmpl-{row:032}-0"
     one.num_computed = one.num_scheduled = CONTEXT - 1
     # In a real batch, sequences do not all fill a page in the same step.

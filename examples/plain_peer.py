@@ -24,7 +24,7 @@ import zmq
 HELLO, WELCOME, TELL, ASK, REPLY, ERROR = 1, 2, 3, 4, 5, 6
 HEARTBEAT, BYE = 12, 16
 CONTROL, DATA = 0, 1
-VERSION = 6  # of the protocol
+VERSION = 7  # of the protocol
 SYSTEM = 1  # flag: a body of the system, not of the actors' own protocol
 SILENCE_S = 1.5  # three heartbeats
 REFUSALS = ("superseded", "no_proof", "bad_proof", "too_many_peers")  # of an incarnation, for which retrying is no use

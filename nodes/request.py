@@ -121,7 +121,7 @@ class StopRules(HotPart, frozen=True):
 
 
 class RequestSpec(HotPart, frozen=True):
-    """What a client wants of one sample of its prompt: the same for every attempt, and handed on in parts.
+    """What a client wants of one sample of its prompt: the same for every attempt and order of a prefill.
 
     A smaller `priority` goes first. `extra_key` keeps cached pages from requests with another one. A gateway makes it
     of a call's `cache_salt` and `extra_key`: a hash of the one in hexadecimal, a colon, the other; nothing for neither.

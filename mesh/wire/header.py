@@ -8,9 +8,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 6
-MIN_PROTOCOL_VERSION: Final = 6
-"""A tokenizer of version 5 cannot read which pages a cache has stored, and would route past all prefixes."""
+PROTOCOL_VERSION: Final = 7
+MIN_PROTOCOL_VERSION: Final = 7
+"""A scheduler of version 6 orders prefills with the parts of what a request wants that no other one reads any more: all
+of its prompts would be computed where they decode."""
 
 
 class Verb(enum.IntEnum):

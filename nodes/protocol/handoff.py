@@ -4,7 +4,7 @@ The pages themselves are moved by the messages of `kvstore/protocol.py`.
 """
 
 from mesh.wire.message import Message, Part
-from nodes.request import Sampling
+from nodes.request import RequestSpec
 
 
 class PrefillOrder(Part, frozen=True):
@@ -14,7 +14,8 @@ class PrefillOrder(Part, frozen=True):
     the output of earlier attempts; `num_prompt_tokens` says where the prompt ends (randomness counts from there).
     An accepted order ends in `PrefillDone` or `PrefillFailed`, told repeatedly until `CancelPrefill`.
     Idempotent, and asked again as long as the pages are wanted: an asker that is silent for a lease counts as dead.
-    `client`, `weight` and `priority` are those of the request (`RequestSpec`): it waits here among all others.
+    `spec` is the request's: by its client, weight and priority it waits here among all others. Its stop rules are the
+    asker's affair: one token is drawn.
     `deaths` and `cleared_at` as in `Submit`.
     """
 
@@ -24,13 +25,9 @@ class PrefillOrder(Part, frozen=True):
     token_ids: list[int]
     num_prompt_tokens: int
     num_skip_tokens: int
-    sampling: Sampling
+    spec: RequestSpec
     agent: str
-    extra_key: str = ""
     timeout_s: float = 60.0
-    client: str = ""
-    weight: int = 1
-    priority: int = 0
     deaths: int = 0
     cleared_at: int = 0
 

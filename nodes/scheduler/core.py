@@ -114,11 +114,11 @@ class SchedulerCore:
         self.restores = RestoreQueue(books, self.own_grants, self.storing)
         self.endings = Endings(books, self.orders, self.streams)
         self.results = Results(books, self.orders, self.streams, self.endings)
-        self.grants = DecodeHandoffQueue(books, self.own_grants, self.results.take_handoff)
+        self.grants = DecodeHandoffQueue(books, self.own_grants, self.results)
         self.deaths = WorkerDeaths(books, self.results, self.endings)
         self.admission = Admission(books, self.grants, self.orders, self.restores)
         self.turnover = Turnover(books, self.admission.waits_for_prefix)
-        self.flushes = Flushes(books, lambda: self.is_drained and not len(books.recovered), self.grants.hurry)
+        self.flushes = Flushes(books, lambda: self.is_drained and not len(books.recovered), self.grants.cancels.hurry)
         self.absence = WorkerAbsence(books, self.pipeline)
         self.handlers = RpcHandlers(
             books, self.orders, self.restores, self.streams, self.endings, self.deaths, self.absence, self.flushes
@@ -298,8 +298,8 @@ class SchedulerCore:
             if known is None or known.epoch != peer.epoch:
                 # A new incarnation knows nothing of what its predecessor was asked: its answer would never come.
                 self.books.asks.retry_now(actor_id)
-                self.grants.retry_now(actor_id)
-                self.own_grants.retry_now(actor_id)
+                self.grants.cancels.retry_now(actor_id)
+                self.own_grants.opens.retry_now(actor_id)
         self._ready = dict(event.ready)
         self.storing.on_members(self._ready)
         self.absence.on_members(self._ready)
@@ -338,10 +338,10 @@ class SchedulerCore:
             prefill.LEASE: self.orders.on_lease_over,
             prefill.TIMEOUT: self.orders.on_timeout,
             decode.RENEW: self.grants.on_renew_due,
-            own_grants.OPEN: lambda agent, _: self.own_grants.on_retry_due(agent),
+            own_grants.OPEN: lambda agent, _: self.own_grants.opens.retry(agent),
             own_grants.EXPIRE: self.own_grants.on_expired,
             restore.LOOKED: lambda _, now: self.restores.on_looked(now),
-            decode.CANCEL: lambda peer, _: self.grants.on_retry_due(peer),
+            decode.CANCEL: lambda peer, _: self.grants.cancels.retry(peer),
             asks.RETRY: lambda peer, _: self.books.asks.retry(peer),
             attempts.FINISHED: lambda row, now: self.endings.cancel(self.books.attempts.on_finished_due(row), now),
             cache_news.NEWS: lambda _, __: self.news.publish(),

@@ -122,7 +122,7 @@ def leaks(core: Parts) -> list[str]:
         "slots of the worker's table": books.running.slots.num_taken,
         "steps in flight": core.pipeline.num_inflight,
         "attempts neither running nor finished": len(books.attempts) - books.attempts.num_finished,
-        "asks without an answer": len(books.asks) + core.grants.num_cancelling,
+        "asks without an answer": len(books.asks) + len(core.grants.cancels),
         "recovered": len(books.recovered),
         "page handles": cache.num_sequences,
     }

@@ -242,7 +242,7 @@ class RpcHandlers:
             self._orders.renew(sender, message, now)
             return None
         refusal = self._orders.refusal(message)
-        problem = self._problem(message.token_ids, [], 1) or self._problem_of_asks(message.sampling)
+        problem = self._problem(message.token_ids, [], 1) or self._problem_of_asks(message.spec.sampling)
         if refusal is None and (self.is_draining or self.is_worker_drained):
             refusal = "draining"
         if refusal is None and problem is not None:

@@ -25,7 +25,7 @@ from mesh.address import Address
 from nodes.prompt_payloads import PromptPayloads
 from nodes.protocol import PrefillOrder, Submit, Suspected
 from nodes.protocol.steps import LAST_SEQUENCE, Open
-from nodes.request import RequestSpec, Stages, StopRules
+from nodes.request import RequestSpec, Stages
 
 if TYPE_CHECKING:
     from nodes.scheduler.fates import Fate
@@ -56,7 +56,6 @@ class Offer(NamedTuple):
     """Read to learn whether a disk that was slower than computing still is."""
 
 
-NO_STOP = StopRules(max_tokens=1)
 NEVER = float("-inf")
 
 
@@ -231,15 +230,7 @@ class Sequence:
     @classmethod
     def from_order(cls, row_id: int, order: PrefillOrder, now: float) -> "Sequence":
         """A prefill that another scheduler orders: one token is drawn, for that scheduler."""
-        spec = RequestSpec(
-            order.sampling,
-            NO_STOP,
-            order.priority,
-            order.extra_key,
-            client=order.client,
-            weight=order.weight,
-        )
-        self = cls(row_id, order.token_ids, order.num_prompt_tokens, spec, now)
+        self = cls(row_id, order.token_ids, order.num_prompt_tokens, order.spec, now)
         self.request_id, self.attempt = order.request_id, order.attempt
         self.is_looked_up = order.attempt > 0
         self.order_id = order.grant_id

@@ -90,7 +90,7 @@ def _lost_later(names: Any) -> Any:
 
 def _order_less(order: Any, self: Handoff, *arguments: Any) -> Any:
     ordered = order(self, *arguments)
-    return altered(ordered, sampling=_asking_less(ordered.sampling, ASK_NAMES))
+    return altered(ordered, spec=_without(ordered.spec, ASK_NAMES))
 
 
 def _one_token_late(take: Any, self: Sequence, token_id: int, extra: bytes) -> None:

@@ -83,17 +83,18 @@ def fan_out(
                 request_id=f"{job.prepare.request_id}-{len(opened)}",
                 prompt_ids=prompt_ids,
                 spec=RequestSpec(
-                    msgspec.structs.replace(
+                    sampling=msgspec.structs.replace(
                         sampling, sample_index=sample_index, asks=asks_of_others if sample_index else asks
                     ),
-                    stop,
-                    job.priority,
-                    job.prepare.extra_key,
-                    job.skip_special_tokens,
-                    list(job.shown_ids),
-                    job.kind,
-                    second,
-                    *client,
+                    stop=stop,
+                    priority=job.priority,
+                    extra_key=job.prepare.extra_key,
+                    skip_special_tokens=job.skip_special_tokens,
+                    shown_ids=list(job.shown_ids),
+                    kind=job.kind,
+                    second_from=second,
+                    client=client.name,
+                    weight=client.weight,
                 ),
                 route=route,
                 arrived_at=arrived_at,

@@ -10,7 +10,6 @@ from nodes.scheduler.batch.step import Acknowledged
 from nodes.scheduler.books import Books
 from nodes.scheduler.finish.endings import Endings
 from nodes.scheduler.finish.streams import Streams
-from nodes.scheduler.handoff.decode import HandoffDone, Outcome
 from nodes.scheduler.handoff.prefill import PrefillHandoffQueue
 from nodes.scheduler.sequence import Sequence, Stage
 
@@ -109,29 +108,32 @@ class Results:
         # One that was ended by something else meanwhile has nobody who would read them.
         self._streams.tokens([one for one in drawn.values() if one.stage is not Stage.ENDED])
 
-    def take_handoff(self, outcome: Outcome, now: float) -> None:
-        """A prefill elsewhere has ended: the sequence goes on here, or waits again."""
-        sequence = outcome.sequence
-        self._books.queue.shares.acknowledged()
-        self._books.is_admission_due = True
-        if isinstance(outcome, HandoffDone):
-            if sequence.num_cached_tokens < 0:
-                assert sequence.kv is not None, "the sequence holds the received pages"
-                sequence.num_cached_tokens = max(sequence.kv.num_cached_tokens, outcome.num_cached_tokens)
-            sequence.length += 1
-            sequence.take_token(outcome.token_id, outcome.extra)
-            self._books.running.enter(sequence)
-            self.draw([sequence], now)
-            self.tell()
-            return
+    def prefilled(self, sequence: Sequence, token_id: int, num_cached_tokens: int, extra: bytes, now: float) -> None:
+        """Its prefill elsewhere is done: all pages are in and the first token is drawn."""
+        self._handoff_over()
+        if sequence.num_cached_tokens < 0:
+            assert sequence.kv is not None, "the sequence holds the received pages"
+            sequence.num_cached_tokens = max(sequence.kv.num_cached_tokens, num_cached_tokens)
+        sequence.length += 1
+        sequence.take_token(token_id, extra)
+        self._books.running.enter(sequence)
+        self.draw([sequence], now)
+        self.tell()
+
+    def not_prefilled(self, sequence: Sequence, code: str, message: str, now: float, *, complete: bool) -> None:
+        """Its prefill elsewhere failed. `complete`: all pages are in nevertheless, and belong to the sequence again.
+
+        `message` is what the prefill scheduler said, if it is the prefill that failed.
+        """
+        self._handoff_over()
         # Not tried elsewhere a second time: it is prefilled here, where no grant or peer can fail it.
         sequence.prefill = ""
-        if outcome.reason == POISONED:
+        if code == POISONED:
             # Only for this code: any other failure lies with the other side, and the prompt may be computed here.
             sequence.stage = Stage.WAITING
-            self._endings.fail(sequence, POISONED, outcome.message, retryable=False, now=now)
+            self._endings.fail(sequence, POISONED, message, retryable=False, now=now)
             return
-        if not outcome.complete:
+        if not complete:
             self._books.put_back(sequence)
             return
         # Only the first token is missing: the last position is computed again for its logits.
@@ -140,6 +142,10 @@ class Results:
             assert sequence.kv is not None, "the sequence holds the received pages"
             sequence.num_cached_tokens = sequence.kv.num_cached_tokens
         self._books.running.enter(sequence)
+
+    def _handoff_over(self) -> None:
+        self._books.queue.shares.acknowledged()
+        self._books.is_admission_due = True
 
     def _progress(self, sequence: Sequence, token_id: int, extra: bytes, now: float) -> None:
         """A chunk of a prompt that another scheduler ordered; `token_id` is -1 before the last one."""

@@ -15,8 +15,6 @@ until `GrantClosed`, because until then a copy may still be under way. The first
 failed later: they stay in the cache, and if all are in, only the first token is missing. Pure; owned by the core.
 """
 
-from collections.abc import Callable
-
 from kvstore.cache.block_table import ExportedPages
 from kvstore.protocol import PagesPulled
 from mesh.address import Address
@@ -34,7 +32,8 @@ from nodes.protocol import (
 from nodes.scheduler.asks import ASK_RETRY_S, ASK_TIMEOUT_S, BatchedAsks
 from nodes.scheduler.books import Books
 from nodes.scheduler.events import Tag
-from nodes.scheduler.handoff.handoff import Handoff, HandoffDone, HandoffFailed, Outcome
+from nodes.scheduler.finish.results import Results
+from nodes.scheduler.handoff.handoff import Handoff
 from nodes.scheduler.handoff.own_grants import ITEM_BYTES, SILENCE, OwnGrants
 from nodes.scheduler.sequence import Sequence, Stage
 from nodes.trace_notes import Noted
@@ -52,12 +51,15 @@ ORDER_RENEW_S = 2.0
 
 
 class DecodeHandoffQueue:
-    """Handoffs of one decode scheduler; `ended` is called with the outcome of each, unless it was given up."""
+    """Handoffs of one decode scheduler; `results` takes each that ends, unless it was given up.
 
-    def __init__(self, books: Books, own: OwnGrants, ended: Callable[[Outcome, float], None]) -> None:
+    `cancels` are the prefills that are to be forgotten elsewhere, until that is answered.
+    """
+
+    def __init__(self, books: Books, own: OwnGrants, results: Results) -> None:
         self._books = books
         self._own = own
-        self._ended = ended
+        self._results = results
         self._order_asks = BatchedAsks[PrefillOrder](
             ORDER,
             books.outbox,
@@ -67,13 +69,9 @@ class DecodeHandoffQueue:
         )
         # Orders of this turn, by prefill scheduler and grant.
         self._fresh_orders: dict[str, dict[str, PrefillOrder]] = {}
-        self._cancels = Retrier[str, str](books.deadlines, CANCEL, self._ask_to_cancel)
+        self.cancels = Retrier[str, str](books.deadlines, CANCEL, self._ask_to_cancel)
         self.num_done = 0
         self.num_failed = 0
-
-    @property
-    def num_cancelling(self) -> int:
-        return len(self._cancels)
 
     def open(self, sequence: Sequence, lent: ExportedPages, now: float) -> None:
         sequence.stage = Stage.HANDOFF
@@ -145,14 +143,14 @@ class DecodeHandoffQueue:
 
     def on_cancelled(self, message: PrefillCancelled) -> None:
         for grant_id in message.grant_ids:
-            self._cancels.answered(grant_id)
+            self.cancels.answered(grant_id)
 
     def on_ask_failed(self, tag: Tag, code: str, now: float) -> None:
         """One of our asks was refused as a whole or brought no answer; that applies to each item it named."""
         kind, subject = tag
         if kind == CANCEL:
             # The subject is the peer: all its cancels are asked again, even those in another ask that is still pending.
-            self._cancels.failed(self._cancels.keys_of(subject), now)
+            self.cancels.failed(self.cancels.keys_of(subject), now)
             return
         for grant_id in self._order_asks.failed(subject):
             self._on_order_answer(grant_id, code, now)
@@ -166,24 +164,12 @@ class DecodeHandoffQueue:
         orders, self._fresh_orders = self._fresh_orders, {}
         for prefill, of_peer in orders.items():
             self._order_asks.ask(prefill, of_peer)
-        self._cancels.flush()
-
-    def on_retry_due(self, peer: str) -> None:
-        """The pause after a failed ask to cancel is over."""
-        self._cancels.retry(peer)
-
-    def retry_now(self, peer: str) -> None:
-        """A peer is back: asks to it that failed are repeated without a pause."""
-        self._cancels.retry_now(peer)
-
-    def hurry(self) -> None:
-        """Cancels that wait for others leave now: somebody asks what is held."""
-        self._cancels.hurry()
+        self.cancels.flush()
 
     def fail(self, loan: Handoff, code: str, now: float, message: str = "") -> None:
         """The handoff failed; `message` is what the prefill scheduler said, if it is that which did."""
         self.give_up(loan, code, now)
-        self._ended(HandoffFailed(loan.sequence, code, loan.is_pulled, message), now)
+        self._results.not_prefilled(loan.sequence, code, message, now, complete=loan.is_pulled)
 
     def give_up(self, loan: Handoff, code: str, now: float) -> None:
         self._end(loan, now)
@@ -227,7 +213,7 @@ class DecodeHandoffQueue:
         self._books.prefills.observe(sequence.num_tokens - skipped, done.prefill_s)
         sequence.receive(handoff.lent.first, page_size)
         self.num_done += 1
-        self._ended(HandoffDone(sequence, done.token_id, done.num_cached_tokens, done.extra), now)
+        self._results.prefilled(sequence, done.token_id, done.num_cached_tokens, done.extra, now)
 
     def _end(self, handoff: Handoff, now: float) -> None:
         self._own.end(handoff)
@@ -248,11 +234,11 @@ class DecodeHandoffQueue:
     def _cancel_unknown(self, sender: Address, grant_id: str) -> None:
         """Cancel an order that neither this incarnation nor an earlier one wants. Asked once for each result told."""
         # `give_up_at` 0.0: the other end repeats its result until it is cancelled, which brings the next try by itself.
-        if grant_id not in self._cancels:
+        if grant_id not in self.cancels:
             self._cancel(sender.actor_id, grant_id, 0.0)
 
     def _cancel(self, prefill: str, grant_id: str, give_up_at: float, *, patient_until: float | None = None) -> None:
-        self._cancels.add(
+        self.cancels.add(
             grant_id, prefill, grant_id, retry_s=ASK_RETRY_S, give_up_at=give_up_at, patient_until=patient_until
         )
 

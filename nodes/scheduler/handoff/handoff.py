@@ -1,6 +1,4 @@
-"""One handoff as the decode side knows it while it lives, and the two ways in which it ends."""
-
-from typing import NamedTuple
+"""One handoff as the decode side knows it while it lives."""
 
 from kvstore.cache.block_table import ExportedPages
 from nodes.protocol import PrefillDone, PrefillOrder
@@ -8,32 +6,8 @@ from nodes.scheduler.loans import Lender, Loan
 from nodes.scheduler.sequence import Sequence
 
 
-class HandoffDone(NamedTuple):
-    """All pages are in and the first token is drawn."""
-
-    sequence: Sequence
-    token_id: int
-    num_cached_tokens: int
-    extra: bytes = b""
-
-
-class HandoffFailed(NamedTuple):
-    """The handoff failed. `complete`: all pages are in nevertheless, and belong to the sequence again.
-
-    `message` is what the prefill scheduler said, if it is the prefill that failed.
-    """
-
-    sequence: Sequence
-    reason: str
-    complete: bool
-    message: str = ""
-
-
-Outcome = HandoffDone | HandoffFailed
-
-
 class Handoff(Loan):
-    """One live handoff, as the decode side knows it; `peer` is the prefill scheduler."""
+    """Of one sequence, until its pages and its first token are here; `peer` is the prefill scheduler."""
 
     __slots__ = ("done", "done_at", "heard_at", "is_ordered")
 
@@ -57,14 +31,10 @@ class Handoff(Loan):
             num_prompt_tokens=sequence.num_prompt_tokens,
             # Pages cached here are not sent; nor are they computed, if the prefill scheduler has them cached, too.
             num_skip_tokens=self.lent.first * page_size,
-            sampling=sequence.spec.sampling,
+            spec=sequence.spec,
             agent=agent,
-            extra_key=sequence.spec.extra_key,
             # The time left for the handoff at each renewal: the prefill is given up no later there than here.
             timeout_s=max(0.0, self.opened_at + self.timeout_s - now),
-            client=sequence.spec.client,
-            weight=sequence.spec.weight,
-            priority=sequence.spec.priority,
             deaths=sequence.num_deaths,
             cleared_at=sequence.cleared_at,
         )

@@ -5,7 +5,7 @@
     close    asked until answered; pages that may still be written are quarantined until then
 
 A grant is single use: whatever becomes of it, its pages leave the sequence or stay good in it, and a retry has another
-grant and other pages. Used by the handoffs of this folder, which are what pages are lent for. Pure.
+grant and other pages. What it is for is its lender's affair: to hand off a prefill, or to read from the disk. Pure.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,10 @@ NOT_YET = SILENCE | {"page_granted"}
 
 
 class OwnGrants:
-    """Grants of one scheduler that are being opened or closed. `nonce` is in no other scheduler's grant ids."""
+    """Grants of one scheduler that are being opened or closed. `nonce` is in no other scheduler's grant ids.
+
+    `opens` are those that the agent is asked for, until it is known whether they are open.
+    """
 
     def __init__(self, books: Books, nonce: str) -> None:
         self._books = books
@@ -55,7 +58,7 @@ class OwnGrants:
             lambda grants: OpenGrants(grants=grants),
             lambda grant: ITEM_BYTES + (10 if grant.stored is None else 25) * len(grant.pages),
         )
-        self._opens = Retrier[str, OpenGrant](books.deadlines, OPEN, self._ask_to_open)
+        self.opens = Retrier[str, OpenGrant](books.deadlines, OPEN, self._ask_to_open)
         self._closing: dict[str, list[int]] = {}
         self._count = 0
 
@@ -84,7 +87,7 @@ class OwnGrants:
             request_id=loan.sequence.request_id,
             stored=stored,
         )
-        self._opens.add(
+        self.opens.add(
             grant_id,
             books.config.agent,
             message,
@@ -127,7 +130,7 @@ class OwnGrants:
     def end(self, loan: Loan) -> None:
         """It is over, and its grant is not asked for any more. That the agent hears of it is another step."""
         del self._books.loans[loan.grant_id]
-        self._opens.stop(loan.grant_id)
+        self.opens.stop(loan.grant_id)
         self._books.deadlines.clear((EXPIRE, loan.grant_id))
 
     def take_back(self, loan: Loan, *, idle: bool) -> None:
@@ -158,14 +161,7 @@ class OwnGrants:
             self._books.is_admission_due = True
 
     def flush(self) -> None:
-        self._opens.flush()
-
-    def on_retry_due(self, agent: str) -> None:
-        self._opens.retry(agent)
-
-    def retry_now(self, peer: str) -> None:
-        """A peer is back: asks to it that failed are repeated without a pause."""
-        self._opens.retry_now(peer)
+        self.opens.flush()
 
     # inside
 
@@ -183,12 +179,12 @@ class OwnGrants:
     def _decide(self, answers: Iterable[tuple[str, str | None]], now: float) -> None:
         for grant_id, code in answers:
             # It may have ended while the agent answered; then it is being closed already.
-            if grant_id not in self._opens:
+            if grant_id not in self.opens:
                 continue
             # Until that lease is over, silence is not a failure, nor is an earlier grant that is just being closed.
-            if code in NOT_YET and not self._opens.failed((grant_id,), now):
+            if code in NOT_YET and not self.opens.failed((grant_id,), now):
                 continue
-            self._opens.stop(grant_id)
+            self.opens.stop(grant_id)
             loan = self._books.loans[grant_id]
             if code is None:
                 loan.lender.on_open(loan, now)

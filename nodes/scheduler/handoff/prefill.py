@@ -99,7 +99,9 @@ class PrefillHandoffQueue:
         if message.grant_id in self._gone:
             return "cancelled"
         # Checked before anything is allocated: these numbers become page indices, and a peer may run another version.
-        if not 0 < message.num_prompt_tokens <= num_tokens or num_skip % page_size or not 0 <= num_skip < num_tokens:
+        # A vector is made where its attempt is.
+        is_odd = num_skip % page_size or not 0 <= num_skip < num_tokens or message.spec.is_vector
+        if is_odd or not 0 < message.num_prompt_tokens <= num_tokens:
             return "bad_order"
         return "overloaded" if len(self._orders) >= self._books.config.max_orders else None
 

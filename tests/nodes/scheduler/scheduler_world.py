@@ -73,6 +73,7 @@ VOCAB = 997
 EOS = 1
 PAGE = 4
 EDGE = "edge"
+NO_STOP = StopRules(max_tokens=1)
 SPEC = msgspec.structs.replace(resolve_model("echo"), pooling=Pooling(pool="mean"))
 
 

@@ -9,9 +9,9 @@ from nodes.protocol.steps import RowColumn
 from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.batch.growth import FIRST_RATIO, GROWTH_HORIZON_TOKENS, LEAST_RATIO, GrowthEstimate
 from nodes.scheduler.queue.admission import Credit, num_shared_tokens
-from nodes.scheduler.sequence import NO_STOP, Sequence, Stage
+from nodes.scheduler.sequence import Sequence, Stage
 from nodes.trace_notes import Noted
-from tests.nodes.scheduler.scheduler_world import PAGE, World, prompt, started
+from tests.nodes.scheduler.scheduler_world import NO_STOP, PAGE, World, prompt, started
 from tests.nodes.step_plans import column
 
 SPEC = RequestSpec(Sampling(), NO_STOP)

@@ -13,7 +13,8 @@ from nodes.scheduler.batch.running import Running
 from nodes.scheduler.batch.step import Step
 from nodes.scheduler.batch.step_pace import StepPace
 from nodes.scheduler.config import SchedulerConfig
-from nodes.scheduler.sequence import NO_STOP, Sequence
+from nodes.scheduler.sequence import Sequence
+from tests.nodes.scheduler.scheduler_world import NO_STOP
 
 CONFIG = SchedulerConfig(
     group="m", worker="w", agent="a", context_length=999, page_size=4, step_tokens=20, chunk_tokens=8, max_running=8

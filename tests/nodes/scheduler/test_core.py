@@ -3,6 +3,7 @@
 from array import array
 
 import pytest
+from msgspec.structs import replace
 
 from kvstore.hashing import pack_tokens
 from kvstore.protocol import CacheCleared, CacheEvents, PagesStored
@@ -33,7 +34,17 @@ from nodes.scheduler.core import SchedulerCore
 from nodes.scheduler.events import Announce, DrainAsked, FollowerReset, MembersChanged, PeerLost, ReadyPeer, Wake
 from nodes.scheduler.sequence import Stage
 from nodes.worker.core import AdoptArrived
-from tests.nodes.scheduler.scheduler_world import EDGE, EOS, Request, World, expected, next_token, prompt, started
+from tests.nodes.scheduler.scheduler_world import (
+    EDGE,
+    EOS,
+    NO_STOP,
+    Request,
+    World,
+    expected,
+    next_token,
+    prompt,
+    started,
+)
 from tests.nodes.step_plans import column
 
 
@@ -579,14 +590,16 @@ def test_a_prompt_that_is_too_long_for_the_prefill_pool_is_prefilled_where_it_is
 
 def test_an_order_is_refused_where_it_cannot_be_served(world: World) -> None:
     core = world.cores["m"]
+    spec = RequestSpec(Sampling(), NO_STOP)
 
     def ask(grant_id: str, tokens: list[int], **more) -> object:
-        fields = {"num_prompt_tokens": len(tokens), "num_skip_tokens": 0, "sampling": Sampling(), "agent": "a", **more}
+        fields = {"num_prompt_tokens": len(tokens), "num_skip_tokens": 0, "spec": spec, "agent": "a", **more}
         order = PrefillOrder(grant_id=grant_id, request_id="r", attempt=0, token_ids=tokens, **fields)
         return core.handle(Asked(Address("d", 1), OrderPrefills(orders=[order]), 1), world.now)[0].message
 
     assert ask("g", prompt(256)).refused[0].code == "never_fits"
     assert ask("g", prompt(10), num_skip_tokens=1).refused[0].code == "bad_order"
+    assert ask("g", prompt(10), spec=replace(spec, kind="mean")).refused[0].code == "bad_order"
     assert ask("g", prompt(10)) == PrefillsOrdered(accepted=["g"])
     core.handle(DrainAsked(), world.now)
     assert ask("g", prompt(10)) == PrefillsOrdered(accepted=["g"]), "it is held already"

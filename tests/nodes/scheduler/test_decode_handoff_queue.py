@@ -1,5 +1,7 @@
 """Decode's side of a handoff, message by message."""
 
+from typing import NamedTuple
+
 import pytest
 
 from kvstore.cache.allocator import PageState
@@ -41,12 +43,10 @@ from nodes.scheduler.handoff.decode import (
     ORDER_RENEW_S,
     RENEW,
     DecodeHandoffQueue,
-    HandoffDone,
-    HandoffFailed,
-    Outcome,
 )
 from nodes.scheduler.handoff.own_grants import CLOSE, EXPIRE, OPEN, OwnGrants
-from nodes.scheduler.sequence import NO_STOP, Sequence, Stage
+from nodes.scheduler.sequence import Sequence, Stage
+from tests.nodes.scheduler.scheduler_world import NO_STOP
 
 PAGE = 4
 CONFIG = SchedulerConfig(
@@ -58,6 +58,26 @@ P, A = Address("p", 1), Address("a", 1)
 ID = "d#2/n.1"
 
 
+class HandoffDone(NamedTuple):
+    """All pages are in and the first token is drawn."""
+
+    sequence: Sequence
+    token_id: int
+    num_cached_tokens: int
+
+
+class HandoffFailed(NamedTuple):
+    """It is prefilled here, or only drawn if it is complete."""
+
+    sequence: Sequence
+    code: str
+    complete: bool
+    message: str = ""
+
+
+Outcome = HandoffDone | HandoffFailed
+
+
 class Bench:
     """One decode scheduler's grants, and a sequence of 10 tokens of which the first page may be cached."""
 
@@ -67,7 +87,7 @@ class Bench:
         self.outbox, self.deadlines, self.asks = self.books.outbox, self.books.deadlines, self.books.asks
         self.own = OwnGrants(self.books, nonce)
         self.outcomes: list[Outcome] = []
-        self.grants = DecodeHandoffQueue(self.books, self.own, lambda outcome, _: self.outcomes.append(outcome))
+        self.grants = DecodeHandoffQueue(self.books, self.own, self)  # type: ignore[arg-type]
         self.rows = 0
         # Of the last ask of each kind.
         self.numbers: dict[str, str] = {}
@@ -105,6 +125,14 @@ class Bench:
         else:
             self.grants.on_ask_failed((kind, self.numbers[kind]), code, now)
         return self.outcome()
+
+    # what results take
+
+    def prefilled(self, sequence: Sequence, token_id: int, num_cached_tokens: int, _extra: bytes, _now: float) -> None:
+        self.outcomes.append(HandoffDone(sequence, token_id, num_cached_tokens))
+
+    def not_prefilled(self, sequence: Sequence, code: str, message: str, _now: float, *, complete: bool) -> None:
+        self.outcomes.append(HandoffFailed(sequence, code, complete, message))
 
     def ended(self) -> list[Outcome]:
         """What has come of handoffs since the last look."""
@@ -190,7 +218,7 @@ def test_pages_are_granted_before_the_prefill_is_ordered(bench: Bench) -> None:
     assert (kind, actor_id) == (ORDER, "p")
     assert message == OrderPrefills(orders=[PrefillOrder(
         grant_id=ID, request_id="r", attempt=4, token_ids=list(range(10)), num_prompt_tokens=8, num_skip_tokens=PAGE,
-        sampling=Sampling(seed=5), agent="a", timeout_s=CONFIG.handoff_timeout_s - 1.0,
+        spec=RequestSpec(Sampling(seed=5), NO_STOP), agent="a", timeout_s=CONFIG.handoff_timeout_s - 1.0,
     )])  # fmt: skip
     assert bench.pages(PageState.IN_FLIGHT) == 2
     assert bench.handed_off() == [one]
@@ -208,14 +236,14 @@ def test_done_when_pages_and_token_are_here_in_any_order(bench: Bench, pulled_fi
     assert last() == HandoffDone(one, 77, 4)
     assert bench.taken() == [], "the grant has closed itself, and the order waits for others to be cancelled"
     assert bench.deadlines.pop_due(2.0 + COMPANY_S) == (CANCEL, "p")
-    bench.grants.on_retry_due("p")
+    bench.grants.cancels.retry("p")
     assert bench.taken() == [CANCELLING]
     assert (one.num_computed, one.num_scheduled, one.capacity) == (10, 10, 12)
     assert (bench.pages(PageState.CACHED), bench.pages(PageState.RUNNING)) == (2, 1)
     assert (len(bench.books.loans), bench.own.num_closing, bench.grants.num_done) == (0, 0, 1)
-    assert bench.grants.num_cancelling == 1
+    assert len(bench.grants.cancels) == 1
     bench.grants.on_cancelled(PrefillCancelled(grant_ids=[ID]))
-    assert (bench.grants.num_cancelling, len(bench.asks)) == (0, 0)
+    assert (len(bench.grants.cancels), len(bench.asks)) == (0, 0)
     assert bench.deadlines.next() is None
 
 
@@ -243,16 +271,16 @@ def test_prefills_that_are_over_in_one_turn_are_cancelled_in_one_ask(bench: Benc
     assert bench.taken() == []
     for prefill in "pq":
         assert bench.deadlines.pop_due(2.0 + COMPANY_S) == (CANCEL, prefill)
-        bench.grants.on_retry_due(prefill)
+        bench.grants.cancels.retry(prefill)
     assert bench.taken() == [(CANCEL, "p", both), (CANCEL, "q", other)]
     bench.grants.on_cancelled(PrefillCancelled(grant_ids=["d#2/n.1"]))
     bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 4.0)
     assert bench.ended() == []
     assert bench.deadlines.pop_due(4.0 + ASK_RETRY_S) == (CANCEL, "p")
-    bench.grants.on_retry_due("p")
+    bench.grants.cancels.retry("p")
     assert bench.taken() == [(CANCEL, "p", CancelPrefill(grant_ids=["d#2/n.2"]))], "the other was answered"
     bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 5.0)
-    bench.grants.retry_now("p")
+    bench.grants.cancels.retry_now("p")
     assert bench.taken() == [(CANCEL, "p", CancelPrefill(grant_ids=["d#2/n.2"]))]
 
 
@@ -353,7 +381,7 @@ def test_opening_is_tried_again_where_that_may_help_but_not_for_ever(bench: Benc
     bench.taken()
     assert bench.refused(OPEN, code, 2.0) is None
     assert bench.deadlines.pop_due(2.5) == (OPEN, "a")
-    bench.own.on_retry_due("a")
+    bench.own.opens.retry("a")
     assert [kind for kind, _, _ in bench.taken()] == [OPEN]
     outcome = bench.refused(OPEN, code, CONFIG.lease_s)
     assert isinstance(outcome, HandoffFailed)
@@ -403,7 +431,7 @@ def test_news_of_what_is_over_is_answered_with_a_cancel_where_someone_waits_for_
     assert bench.taken() == [], "it is under way"
     bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 2.0)
     assert bench.ended() == []
-    assert bench.grants.num_cancelling == 0, "its repeats bring more"
+    assert len(bench.grants.cancels) == 0, "its repeats bring more"
     assert bench.failed(PrefillFailed(grant_id="old", code="x", message=""), 3.0) is None
     assert bench.taken() == [cancel]
 
@@ -422,7 +450,7 @@ def test_closing_goes_on_for_ever_cancelling_until_the_others_lease_is_over(benc
     bench.taken()
     bench.grants.on_ask_failed((CANCEL, "p"), "deadline_exceeded", 2.0 + 2 * CONFIG.lease_s)
     assert bench.ended() == []
-    assert bench.grants.num_cancelling == 0
+    assert len(bench.grants.cancels) == 0
     bench.grants.on_ask_failed((CLOSE, ID), "unreachable", 1e6)
     assert bench.ended() == []
     assert (CLOSE, ID) in bench.asks
@@ -466,7 +494,7 @@ def test_of_grants_asked_for_together_each_comes_to_its_own_end(bench: Bench) ->
     (kind, _, ordered), *_ = (one for one in bench.taken() if one[0] == ORDER)
     assert [one.grant_id for one in ordered.orders] == [good]
     assert bench.deadlines.pop_due(1.0 + ASK_RETRY_S) == (OPEN, "a")
-    bench.own.on_retry_due("a")
+    bench.own.opens.retry("a")
     ((kind, _, asked),) = bench.taken()
     assert (kind, [one.grant_id for one in asked.grants]) == (OPEN, [taken, unnamed])
 

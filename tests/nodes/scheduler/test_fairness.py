@@ -17,8 +17,8 @@ from nodes.scheduler.handoff.handoff import Handoff
 from nodes.scheduler.queue import shares, turnover
 from nodes.scheduler.queue.policy import WaitingQueue
 from nodes.scheduler.queue.shares import MAX_IDLE, Shares
-from nodes.scheduler.sequence import NO_STOP, Sequence, Share, Stage
-from tests.nodes.scheduler.scheduler_world import Request, World, prompt, started
+from nodes.scheduler.sequence import Sequence, Share, Stage
+from tests.nodes.scheduler.scheduler_world import NO_STOP, Request, World, prompt, started
 
 MAX_RUNNING = 4
 

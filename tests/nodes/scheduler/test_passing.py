@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.queue.passing import MOST_OUTPUT, PASSING_SHARE, Passing, needed_tokens
 from nodes.scheduler.queue.policy import WaitingQueue
-from nodes.scheduler.sequence import NO_STOP, Sequence
-from tests.nodes.scheduler.scheduler_world import prompt, started
+from nodes.scheduler.sequence import Sequence
+from tests.nodes.scheduler.scheduler_world import NO_STOP, prompt, started
 
 
 def queue() -> WaitingQueue:

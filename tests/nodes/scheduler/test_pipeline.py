@@ -15,8 +15,9 @@ from nodes.scheduler.batch.step import Step
 from nodes.scheduler.books import Books
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.events import Announce, Command, FenceWorker, ReadyPeer
-from nodes.scheduler.sequence import NO_STOP, Sequence
+from nodes.scheduler.sequence import Sequence
 from nodes.scheduler.worker_link.pipeline import ADOPT, ADOPT_TIMEOUT_S, REPEAT, STEP_REPEAT_S, WORKER_LOST, Pipeline
+from tests.nodes.scheduler.scheduler_world import NO_STOP
 from tests.nodes.scheduler.test_restore import POOL
 from tests.nodes.step_plans import column
 

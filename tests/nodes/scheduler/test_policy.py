@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.queue.policy import MAX_MATCHED, STARVED_TURN, WaitingQueue
-from nodes.scheduler.sequence import NO_STOP, Sequence
+from nodes.scheduler.sequence import Sequence
+from tests.nodes.scheduler.scheduler_world import NO_STOP
 
 PAGES = {1: [10, 11], 2: [], 3: [10], 4: [20], 5: [10, 12], 6: [10, 11, 13]}
 

@@ -8,12 +8,13 @@ from kvstore.layout import KVLayout
 from kvstore.protocol import AnnouncePages, PagesPulled, PagesReady, PoolHandle, TransferFailed
 from mesh.address import Address
 from nodes.protocol import PrefillDone, PrefillFailed, PrefillNews, PrefillOrder
-from nodes.request import Sampling
+from nodes.request import RequestSpec, Sampling
 from nodes.scheduler.books import Books
 from nodes.scheduler.config import SchedulerConfig
 from nodes.scheduler.handoff import prefill as module
 from nodes.scheduler.handoff.prefill import ANNOUNCE, LEASE, TIMEOUT, PrefillHandoffQueue
 from nodes.scheduler.sequence import Sequence
+from tests.nodes.scheduler.scheduler_world import NO_STOP
 
 PAGE = 4
 CONFIG = SchedulerConfig(
@@ -27,7 +28,7 @@ D = Address("d", 2)
 def order(grant_id: str = "g", **more) -> PrefillOrder:
     fields = {
         "grant_id": grant_id, "request_id": "r", "attempt": 0, "token_ids": list(range(10)), "num_prompt_tokens": 8,
-        "num_skip_tokens": PAGE, "sampling": Sampling(), "agent": "a-d", "timeout_s": 30.0,
+        "num_skip_tokens": PAGE, "spec": RequestSpec(Sampling(), NO_STOP), "agent": "a-d", "timeout_s": 30.0,
     }  # fmt: skip
     return PrefillOrder(**{**fields, **more})
 

@@ -41,7 +41,8 @@ from nodes.scheduler.handoff.restore import (
     RestoreQueue,
 )
 from nodes.scheduler.rates import LearnedRate
-from nodes.scheduler.sequence import NO_STOP, Offer, Sequence, Stage
+from nodes.scheduler.sequence import Offer, Sequence, Stage
+from tests.nodes.scheduler.scheduler_world import NO_STOP
 
 PAGE, NUM_PAGES = 4, 200
 CONFIG = SchedulerConfig(
@@ -391,7 +392,7 @@ def test_silence_ends_a_restore_when_its_time_is_over(bench: Bench) -> None:
     assert bench.ended() == [], "it is asked again"
     assert bench.deadlines.pop_due(2.5) == (LOOKED, "")
     assert bench.deadlines.pop_due(2.5) == (OPEN, "a")
-    bench.own.on_retry_due("a")
+    bench.own.opens.retry("a")
     bench.taken()
     assert bench.deadlines.pop_due(UNKNOWN_S) == (EXPIRE, grant_id)
     bench.own.on_expired(grant_id, UNKNOWN_S)
