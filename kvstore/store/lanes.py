@@ -26,9 +26,8 @@ class ThreadLane(Lane):
     def __init__(self, name: str, num_threads: int) -> None:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # Daemons: a disk that hangs must not keep a process from ending.
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True) for number in range(num_threads)
-        ]
+        names = [name] if num_threads == 1 else [f"{name}-{number}" for number in range(num_threads)]
+        self._threads = [threading.Thread(target=self._run, name=one, daemon=True) for one in names]
         for thread in self._threads:
             thread.start()
 

@@ -11,6 +11,7 @@ again.
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 FIRST_PAUSE_S = 0.05
 """Before a refused call is tried again if no other one of ours is under way, whose end would make room."""
@@ -21,16 +22,14 @@ _GROWTH = 1 / 8
 fifty rounds lead from room for three to room for 2,048."""
 
 
+@dataclass(eq=False, slots=True)
 class Ticket:
     """One call, of `size` requests. `refused_since`: when it was refused first, of refusals in a row."""
 
-    __slots__ = ("is_gone", "num_refusals", "refused_since", "size")
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.is_gone = False
-        self.num_refusals = 0
-        self.refused_since: float | None = None
+    size: int
+    is_gone: bool = False
+    num_refusals: int = 0
+    refused_since: float | None = None
 
 
 class Feeder:

@@ -185,20 +185,15 @@ class KVAgent(Actor, HeldBy):
         message = call.message
         if isinstance(message, OfferPair | SendPages) and self._channel.inbox.transports:
             self._channel.on_ask(call)
-            return
-        if isinstance(message, STORE_ASKS):
-            if self._store_answers is None:
-                answer_without_stores(self.ctx, call)
-            else:
-                self._store_answers.on_ask(call)
-            return
-        if isinstance(message, ReleaseMemory | ResumeMemory | ListMemory) and self._memory is not None:
+        elif isinstance(message, STORE_ASKS) and self._store_answers is not None:
+            self._store_answers.on_ask(call)
+        elif isinstance(message, STORE_ASKS):
+            answer_without_stores(self.ctx, call)
+        elif isinstance(message, ReleaseMemory | ResumeMemory | ListMemory) and self._memory is not None:
             self._memory.on_ask(call)
-            return
-        if isinstance(message, LetGo):
+        elif isinstance(message, LetGo):
             self._let_go(call, message)
-            return
-        if isinstance(message, MapPool | OpenGrants | CloseGrant):
+        elif isinstance(message, MapPool | OpenGrants | CloseGrant):
             self.feed(Asked(call.sender, message, call))
         else:
             super().on_ask(call)

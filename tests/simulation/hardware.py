@@ -96,10 +96,11 @@ class SlowWorker(WorkerActor):
     @override
     async def start(self) -> None:
         await super().start()
-        if not self.unknown or self._core is None or self._adopted is None:
+        core, unknown = self._core, self.unknown
+        if not unknown or core is None:
             return
-        self._adopted = replace(self._adopted, asks=[ask for ask in self._adopted.asks if ask not in self.unknown])
-        table, unknown = self._core._table, self.unknown
+        core.adopted = replace(core.adopted, asks=[ask for ask in core.adopted.asks if ask not in unknown])
+        table = core._table
         opened = table._opened
 
         def opened_here(opening: Open) -> OpenSequence:

@@ -81,7 +81,8 @@ class MovingMesh(HostedMesh):
 
         async def other() -> None:
             await start()
-            worker._adopted = msgspec.structs.replace(worker._adopted, numerics=OTHER)
+            core = worker._core
+            core.adopted = msgspec.structs.replace(core.adopted, numerics=OTHER)
 
         worker._begin = deadly  # type: ignore[method-assign]
         if self.is_unequal and config.group.endswith(JOINER):

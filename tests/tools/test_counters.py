@@ -27,7 +27,7 @@ BEGUN_BY_NAME = {
     "mesh_scheduler_results_refused_total": "tests/nodes/scheduler, `num_refused` has all reasons",
     "mesh_kv_transfer_failures_total": "tests/kvstore/transfer/test_failures.py",
     "mesh_kv_disk_dropped_pages_total": "tests/nodes/kv_agent/test_disk.py: all reasons are written out",
-    "mesh_kv_store_calls_total": "`installed_gauges` has all calls and outcomes",
+    "mesh_kv_store_calls_total": "`nodes/kv_agent/stores/facts.py` has all calls and outcomes",
     "mesh_kv_connections_refused_total": "tests/kvstore/transfer/test_failures.py",
     "mesh_otel_calls_total": "`SpanExport.figures` has all outcomes",
     "mesh_supervisor_suspicions_total": "tests/cli/test_record.py",

@@ -11,6 +11,7 @@ it was woken: by threads whose calls have ended, and by `later` when a deadline 
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from typing_extensions import override
@@ -63,26 +64,17 @@ class CallThread(ThreadLane):
         self._let_end()
 
 
+# By identity: one is looked for among those that run.
+@dataclass(eq=False, slots=True)
 class _Call(Generic[Result]):
     """One call, and the thread that it is in once it was begun. `since`: when it was asked for, then when it began."""
 
-    __slots__ = ("may_wait", "name", "since", "then", "thread", "work")
-
-    def __init__(
-        self,
-        name: str,
-        work: Callable[[], Result],
-        then: Callable[[Result | None], None],
-        since: float,
-        *,
-        may_wait: bool = True,
-    ) -> None:
-        self.may_wait = may_wait
-        self.name = name
-        self.work = work
-        self.then = then
-        self.since = since
-        self.thread: Lane | None = None
+    name: str
+    work: Callable[[], Result]
+    then: Callable[[Result | None], None]
+    since: float
+    may_wait: bool = True
+    thread: Lane | None = None
 
 
 class BoundedCalls:

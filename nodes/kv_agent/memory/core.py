@@ -19,7 +19,7 @@ Pure: `handle(event, now)` returns commands, which `actions.py` performs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from kvstore.pool.device import CPU
 from kvstore.protocol import PoolHandle
@@ -124,10 +124,10 @@ class MemoryCore:
         return [self._describe(self._groups[name]) for name in wanted]
 
     def handle(self, event: MemoryEvent, now: float) -> list[MemoryCommand]:
-        is_answered = False
+        refusal: tuple[str, str] | None = None
         match event:
-            case Asked(_, message, call):
-                is_answered = self._is_refused(call, message)
+            case Asked(_, message):
+                refusal = self._on_wanted(message)
             case Mapped(group, holder):
                 self._groups[group].mappers.add(holder)
             case MembersSeen():
@@ -154,31 +154,31 @@ class MemoryCore:
                 assert_never(event)
         for group in self._groups.values():
             self._go_on(group)
-        if isinstance(event, Asked) and not is_answered:
+        if isinstance(event, Asked) and refusal is not None:
+            self._outbox.refuse(event.call, *refusal)
+        elif isinstance(event, Asked):
             self._outbox.reply(event.call, MemoryList(groups=self.describe(_names(event.message))))
         return self._outbox.take()
 
     # what operators want
 
-    def _is_refused(self, call: Any, message: ReleaseMemory | ResumeMemory | ListMemory) -> bool:
-        """Begin what is wanted, unless it cannot be."""
+    def _on_wanted(self, message: ReleaseMemory | ResumeMemory | ListMemory) -> tuple[str, str] | None:
+        """Begin what an operator wants; the code and the reason if it cannot be."""
         names = _names(message) or sorted(self._groups)
         unknown = [name for name in names if name not in self._groups]
-        refusal: tuple[str, str] | None = None
         if unknown:
             known = ", ".join(sorted(self._groups)) or "none"
-            refusal = "unknown_group", f"this agent has no pool of {', '.join(unknown)} (it has: {known})"
-        elif isinstance(message, ResumeMemory):
-            for name in names:
-                self._resume(self._groups[name])
-        elif isinstance(message, ReleaseMemory):
-            refusal = self._release([self._groups[name] for name in names], message)
-        if refusal is not None:
-            self._outbox.refuse(call, *refusal)
-        return refusal is not None
+            return "unknown_group", f"this agent has no pool of {', '.join(unknown)} (it has: {known})"
+        groups = [self._groups[name] for name in names]
+        if isinstance(message, ReleaseMemory):
+            return self._release(groups, message)
+        if isinstance(message, ResumeMemory):
+            for group in groups:
+                self._resume(group)
+        return None
 
     def _release(self, groups: list[_Group], message: ReleaseMemory) -> tuple[str, str] | None:
-        """Begin a release; the code and the reason if it cannot be."""
+        """As `_on_wanted`."""
         if message.keep_weights and message.keep_kv:
             return "nothing_to_release", "weights and KV are both to be kept: there is nothing to release"
         wanted: list[tuple[_Group, DesiredState]] = []
