@@ -93,9 +93,10 @@ def topology_schema() -> dict[str, Any]:
         # An override names some fields; the topology fills in those that a role requires.
         definitions[role_type.__name__].pop("required", None)
         definitions[role_type.__name__]["additionalProperties"] = False
+    settings = definitions[Settings.__name__]["properties"]
     # Filled in from --host.
-    del definitions["Settings"]["properties"]["on"]
-    definitions["Settings"]["properties"]["roles"] = {
+    del settings["on"]
+    settings["roles"] = {
         "type": "object",
         "description": "Fields of a role's own configuration, by role.",
         "properties": dict(zip(CONFIG_TYPES, role_references, strict=True)),

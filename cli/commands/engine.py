@@ -16,7 +16,8 @@ from cli.commands.up import plan, settings_in_force
 from cli.errors import CliError, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.plan.names import on_host
-from cli.plan.settings import API_KEYS_VARIABLE, Settings
+from cli.plan.settings import Settings
+from cli.plan.sources import API_KEYS_VARIABLE
 from cli.plan.topology import Topology
 from cli.protocol import ActorProof, ProveActor
 from cli.supervisor.kept.mesh_directory import MeshDirectory

@@ -1,11 +1,12 @@
 """The roles that a mesh is made of, and what can be set for each: fields that `[roles.ROLE]` overrides. Pure."""
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from cli.errors import BadConfig
 from cli.plan.faults import Fault, find_fault, unknown_name
+from cli.plan.settings import Settings
 from nodes import roles
 from nodes.detokenizer.config import DetokenizerConfig
 from nodes.gateway.config import GatewayConfig
@@ -14,6 +15,8 @@ from nodes.registry.config import RegistryConfig
 from nodes.scheduler.config import SchedulerConfig
 from nodes.tokenizer.config import TokenizerConfig
 from nodes.worker.config import WorkerConfig
+
+_Config = TypeVar("_Config", bound=msgspec.Struct)
 
 
 class BuiltIn(NamedTuple):
@@ -40,50 +43,40 @@ BUILT_IN: Final = {
 }
 CONFIG_TYPES: Final = {role: built_in.config for role, built_in in BUILT_IN.items()}
 
-_GROUPS: Final = "prefill, decode, mixed and tp"
-PLANNED: Final = {
-    "agent": _GROUPS,
-    "aliases": "served_name",
-    "api_key_file": "api_key_file",
-    "chat_template": "chat_template",
-    "context": "context_length",
-    "context_length": "context_length",
-    "control": "control",
-    "directory": "kv.directory",
-    "disk": "kv.disk",
-    "fill_in": "model",
-    "group": _GROUPS,
-    "hidden_size": "model",
-    "host": "host",
-    "logprobs_of": "logprobs_of",
-    "makes_text": "model",
-    "model": "model",
-    "model_name": "served_name",
-    "page": "page",
-    "page_size": "kv.page_size",
-    "phase": _GROUPS,
-    "pools": "kv.memory or kv.pages",
-    "pooling": "pooling",
-    "port": "port",
-    "prefix": "name",
-    "quantization": "quantize",
-    "quantize": "quantize",
-    "request_log_folder": "name",
-    "responses_file": "name",
-    "responses_store_bytes": "responses_store",
-    "reasoning_parser": "reasoning_parser",
-    "reuse_port": "gateways",
-    "store": "kv.store",
-    "stores": "kv.disk or kv.store",
-    "template_reads": "model or chat_template",
-    "tp_rank": _GROUPS,
-    "tp_size": _GROUPS,
-    "tool_call_parser": "tool_call_parser",
-    "vocab_size": "model",
-    "worker": _GROUPS,
-    "workers": _GROUPS,
+_OF_ONE_ROLE: Final = frozenset(
+    {
+        "cors_origins", "deterministic", "device", "dtype", "local_prefill_max", "max_running", "mem_fraction",
+        "memory_saver", "otel_endpoint", "trusted_proxies",
+    }
+)  # fmt: skip
+"""Settings that no other actor depends on, so that a role may have others than the mesh."""
+_FOLLOWING: Final = {
+    "gateways": ("reuse_port",),
+    "kv.directory": ("directory",),
+    "kv.disk": ("disk",),
+    "kv.disk or kv.store": ("stores",),
+    "kv.memory or kv.pages": ("pools",),
+    "kv.page_size": ("page_size",),
+    "kv.store": ("store",),
+    "context_length": ("context",),
+    "model": ("fill_in", "hidden_size", "makes_text", "vocab_size"),
+    "model or chat_template": ("template_reads",),
+    "name": ("prefix", "request_log_folder", "responses_file"),
+    "prefill, decode, mixed and tp": ("agent", "group", "phase", "tp_rank", "tp_size", "worker", "workers"),
+    "quantize": ("quantization",),
+    "responses_store": ("responses_store_bytes",),
+    "served_name": ("aliases", "model_name"),
+}
+PLANNED: Final = {name: name for name in Settings.__struct_fields__ if name not in _OF_ONE_ROLE} | {
+    name: setting for setting, names in _FOLLOWING.items() for name in names
 }
 """Fields on which several actors, or actors and supervisor, must agree, and the setting that decides each for all."""
+
+
+def configured(kind: type[_Config], settings: Settings, **planned: Any) -> _Config:
+    """A role's configuration: what is planned, and of the rest what the setting of the same name says, if anything."""
+    given = {name: getattr(settings, name) for name in kind.__struct_fields__ if name in Settings.__struct_fields__}
+    return kind(**{name: value for name, value in given.items() if value is not None} | planned)
 
 
 def overlay(role: str, config: msgspec.Struct, overrides: dict[str, Any]) -> dict[str, Any]:
