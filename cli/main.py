@@ -21,14 +21,16 @@ from cli.exit_codes import ExitCode
 
 
 class _Commands(TyperGroup):
+    """All commands. `up` has its options once it is asked for: settings take longer to import than most commands."""
+
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        if name == "up":
-            # With its options, which are imported only for it: no other command's help or start waits for them.
-            from cli.arguments.up import app as app_of_up
+        if name == "up" and command is not None:
+            from cli.arguments.up import app as with_options
 
-            command = typer.main.get_command(app_of_up)
+            listed, command = command, typer.main.get_command(with_options)
+            command.help, command.epilog = listed.help, listed.epilog
         return name, command, rest
 
 
@@ -58,35 +60,13 @@ def meshctl(
     """Serve large language models with a mesh of small actors."""
 
 
-@app.command()
+@app.command(epilog=example("meshctl up -d"))
 def up() -> None:
     """Start a mesh, by default one prefill and one decode group with the bundled model."""
 
 
-app.add_typer(look.app)
-app.add_typer(control.app)
-app.add_typer(bench.app)
-app.add_typer(
-    config.app,
-    name="config",
-    help="Show, describe or check the configuration.",
-    epilog=example("meshctl config validate mesh.toml"),
-    no_args_is_help=True,
-)
-app.add_typer(
-    kv.app,
-    name="kv",
-    help="Look at KV pages on disk, and forget them.",
-    epilog=example("meshctl kv ls"),
-    no_args_is_help=True,
-)
-app.add_typer(
-    keys.app,
-    name="keys",
-    help="Make this host's key pair, manage which hosts may join, make API keys for clients.",
-    epilog=example("meshctl keys ls"),
-    no_args_is_help=True,
-)
+for group in (look, control, bench, config, kv, keys):
+    app.add_typer(group.app)
 
 
 @app.command("run", context_settings={"ignore_unknown_options": True, "help_option_names": []})

@@ -68,7 +68,7 @@ def page() -> str:
 
 
 def _of_the_mesh(settings: Iterable[Setting]) -> str:
-    rows = ((*_row(one)[:1], f"`{one.option}`" if one.is_given_by_words else "", *_row(one)[1:]) for one in settings)
+    rows = ((*_row(one)[:1], f"`{one.option}`" if one.option else "", *_row(one)[1:]) for one in settings)
     return _table(("setting", "option", "default", "what it says"), rows)
 
 

@@ -33,8 +33,16 @@ GroupsArgument = Annotated[
 ]
 
 
-def commands() -> typer.Typer:
-    return typer.Typer(add_completion=False, context_settings={"help_option_names": HELP_NAMES})
+def commands(name: str | None = None, about: str | None = None, line: str = "") -> typer.Typer:
+    """Commands of `meshctl` itself, or with a name those behind it: what they are `about`, an example's line."""
+    return typer.Typer(
+        name=name,
+        help=about,
+        epilog=example(line),
+        no_args_is_help=name is not None,
+        add_completion=False,
+        context_settings={"help_option_names": HELP_NAMES},
+    )
 
 
 def example(line: str) -> str:

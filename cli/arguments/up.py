@@ -1,6 +1,6 @@
 """`meshctl up`: a few options of its own, and one for each setting that words can set (`cli/plan/declared.py`).
 
-Imported only where `up` is run or its help is shown: settings take longer to import than most commands to run.
+Imported only where `up` is run or its help is shown.
 """
 
 import inspect
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from cli.arguments.options import FileOption, commands, example
+from cli.arguments.options import FileOption, commands
 from cli.plan.declared import Setting, settings_in
 from cli.plan.settings import Settings
 
@@ -21,7 +21,7 @@ def with_settings(command: Callable[..., None], kind: type[msgspec.Struct] = Set
     """The command with the options of all settings in the place of its `**options`, each by the setting's key."""
     signature = inspect.signature(command)
     own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    others = [_option(setting) for setting in settings_in(kind) if setting.is_given_by_words]
+    others = [_option(setting) for setting in settings_in(kind) if setting.option]
     setattr(command, "__signature__", signature.replace(parameters=[*own, *others]))  # noqa: B010
     return command
 
@@ -41,7 +41,7 @@ def _option(setting: Setting) -> inspect.Parameter:
     return inspect.Parameter(setting.key, kind, default=None, annotation=Annotated[setting.word | None, shown])
 
 
-@app.command(epilog=example("meshctl up -d"))
+@app.command()
 @with_settings
 def up(
     *,
@@ -60,7 +60,7 @@ def up(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands instead of running them.")] = False,
     **options: Any,
 ) -> None:
-    """Start a mesh, by default one prefill and one decode group with the bundled model."""
+    """What `cli/main.py` lists; its help and example are there."""
     from cli.commands.up import up as run
 
     given = {"address": address, "ports": ports, **options}

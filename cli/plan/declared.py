@@ -19,6 +19,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, 
 import msgspec
 
 ENVIRONMENT_PREFIX: Final = "KVMESH_"
+_WITHOUT_OPTIONS: Final = ("supervision",)
+"""Tables for the file and the environment: with their names options would be cut off in a terminal of 80 columns."""
 
 
 class Shown(NamedTuple):
@@ -51,6 +53,9 @@ class Setting(NamedTuple):
 
     @property
     def option(self) -> str:
+        """Empty if none sets it."""
+        if self.path[0] in _WITHOUT_OPTIONS or not self.is_given_by_words:
+            return ""
         return self.shown.option or "--" + "-".join(self.path).replace("_", "-")
 
     @property

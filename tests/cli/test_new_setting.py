@@ -97,9 +97,9 @@ def test_a_new_setting_is_shown_by_config_and_on_the_page(monkeypatch):
 
 def test_options_of_up_are_the_settings_that_words_can_set():
     shown = CliRunner().invoke(command_line.app, ["up", "--help"], env={"COLUMNS": "300"}).stdout
-    for option in ("--kv-disk ", "--kv-store ", "--cors-origin ", "--no-page", "--supervision-restart-budget"):
+    for option in ("--kv-disk ", "--kv-store ", "--cors-origin ", "--no-page", "--kv-page-size"):
         assert option in shown
-    for option in ("--roles", "--hosts", "--on ", "--kv-store-options"):
-        assert option not in shown, "no word can say a table"
+    for option in ("--roles", "--hosts", "--on ", "--kv-store-options", "--supervision"):
+        assert option not in shown, "no word can say a table, and some are too long"
     twice = CliRunner().invoke(command_line.app, ["up", "--dry-run", "--model", "echo", "--port", "1", "--port", "2"])
     assert '"port":2' in twice.stdout
