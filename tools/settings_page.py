@@ -11,7 +11,8 @@ import msgspec
 
 from cli.plan.declared import Setting, settings_in
 from cli.plan.hosts import HostSettings
-from cli.plan.role_configs import CONFIG_TYPES, PLANNED
+from cli.plan.overrides import PLANNED
+from cli.plan.role_configs import CONFIG_TYPES
 from cli.plan.settings import Settings
 from nodes.amounts import amount
 

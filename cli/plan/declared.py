@@ -1,11 +1,11 @@
-"""What a setting is: one field of a struct in `cli/plan/settings.py`, and the text below it. Pure.
+"""What a setting is: one field of a struct in `cli/plan/settings.py`, and the text below it.
 
     chunk: Positive | None = None
     Most tokens in one prefill chunk.    <- a docstring: the first paragraph is for `--help`, all of it for the page
 
 From the field come its option `--chunk`, its variable `KVMESH_CHUNK`, its place in the topology file and in the JSON
 Schema, its row on the page of settings, and the field of that name in the configuration of each role that has one
-(`cli/plan/role_configs.py`).
+(`cli/plan/overrides.py`).
 """
 
 import ast

@@ -14,8 +14,9 @@ from cli.plan.groups import WorkerGroup, plan_groups
 from cli.plan.limits import Load, Need, needs, num_connections
 from cli.plan.names import agent_id, on_host
 from cli.plan.notes import topology_notes
+from cli.plan.overrides import configured, overlay
 from cli.plan.pools import PoolPlan, context_elsewhere
-from cli.plan.role_configs import BUILT_IN, configured, overlay
+from cli.plan.role_configs import BUILT_IN
 from cli.plan.settings import Settings
 from cli.plan.spec import host_spec, shared_settings
 from cli.plan.store import plan_store

@@ -14,8 +14,8 @@ from cli import main as command_line
 from cli.arguments.up import with_settings
 from cli.commands import config as config_command
 from cli.errors import BadConfig
-from cli.plan import role_configs, sources
-from cli.plan.role_configs import configured
+from cli.plan import overrides, sources
+from cli.plan.overrides import configured
 from cli.plan.settings import KVSettings, Positive, Settings
 from cli.plan.sources import foreign_variables, load_settings
 from nodes.gateway.config import GatewayConfig
@@ -44,7 +44,7 @@ class CatGateway(GatewayConfig, frozen=True, kw_only=True):
 
 @pytest.fixture
 def declared_so(monkeypatch):
-    for module in (sources, role_configs, config_command, settings_page):
+    for module in (sources, overrides, config_command, settings_page):
         monkeypatch.setattr(module, "Settings", MoreSettings)
 
 
