@@ -89,6 +89,7 @@ def test_a_new_setting_is_shown_by_config_and_on_the_page(monkeypatch):
     assert tomllib.loads(shown.stdout)["most_cats"] == 9
     schema = json.loads(CliRunner().invoke(command_line.app, ["config", "schema"]).stdout)["$defs"]
     assert schema["MoreSettings"]["properties"]["most_cats"]["minimum"] == 1
+    assert schema["MoreSettings"]["properties"]["most_cats"]["description"] == "Most cats that may ask at once."
     assert schema["MoreOfKV"]["properties"]["shelf"]["default"] == "top"
     page = settings_page.page()
     assert "| `most_cats` | `--most-cats` | `3` | Most cats that may ask at once. |" in page
