@@ -4,26 +4,22 @@ Imported only where `up` is run or its help is shown.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from cli.arguments.options import FileOption, commands
+from cli.arguments.options import FileOption, commands, with_options
 from cli.plan.declared import Setting, settings_in
 from cli.plan.settings import Settings
 
 app = commands()
 
 
-def with_settings(command: Callable[..., None], kind: type[msgspec.Struct] = Settings) -> Callable[..., None]:
-    """The command with the options of all settings in the place of its `**options`, each by the setting's key."""
-    signature = inspect.signature(command)
-    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    others = [_option(setting) for setting in settings_in(kind) if setting.option]
-    setattr(command, "__signature__", signature.replace(parameters=[*own, *others]))  # noqa: B010
-    return command
+def options_of_settings(kind: type[msgspec.Struct]) -> Iterator[inspect.Parameter]:
+    """An option for each setting that has one, by the setting's key."""
+    return (_option(setting) for setting in settings_in(kind) if setting.option)
 
 
 def _option(setting: Setting) -> inspect.Parameter:
@@ -42,7 +38,7 @@ def _option(setting: Setting) -> inspect.Parameter:
 
 
 @app.command()
-@with_settings
+@with_options(options_of_settings(Settings))
 def up(
     *,
     file: FileOption = None,

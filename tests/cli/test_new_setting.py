@@ -11,7 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from cli import main as command_line
-from cli.arguments.up import with_settings
+from cli.arguments.options import with_options
+from cli.arguments.up import options_of_settings
 from cli.commands import config as config_command
 from cli.errors import BadConfig
 from cli.plan import overrides, sources
@@ -66,7 +67,7 @@ def test_a_new_setting_is_in_every_source(tmp_path):
 def test_a_new_setting_is_an_option_of_up():
     seen = []
     app = typer.Typer()
-    app.command()(with_settings(lambda **options: seen.append(options), MoreSettings))
+    app.command()(with_options(options_of_settings(MoreSettings))(lambda **options: seen.append(options)))
     assert CliRunner().invoke(app, ["--most-cats", "7", "--kv-shelf", "low"]).exit_code == 0
     assert (seen[0]["most_cats"], seen[0]["kv__shelf"], seen[0]["port"]) == (7, "low", None)
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).stdout
