@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cli.errors import BadKeys, WrongUsage
-from cli.plan.settings import API_KEY_VARIABLE
+from cli.plan.sources import API_KEY_VARIABLE
 
 _CHARACTERS = "a key has no spaces, and only characters of ASCII that can be printed"
 

@@ -1,4 +1,4 @@
-"""The command line: `meshctl` and its `up`.
+"""The command line: `meshctl`.
 
 The options of `run` are in `cli/commands/run.py`, those of the other commands in `cli/arguments/`. The commands
 themselves are in `cli/commands/`, each imported when run. Data goes to stdout, progress and errors to stderr; exit
@@ -7,121 +7,41 @@ codes are those of `cli/exit_codes.py`.
 
 import sys
 from types import TracebackType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
+from typing_extensions import override
 
 from cli.arguments import bench, config, control, keys, kv, look
-from cli.arguments.options import HELP_NAMES, ChatTemplateOption, FileOption, PoolingOption, example
+from cli.arguments.options import HELP_NAMES, example
 from cli.errors import CliError, WrongUsage, limit_too_low
 from cli.exit_codes import ExitCode
 
-_NO_SETTINGS: Final = ("file", "join", "detach", "dry_run")
+
+class _Commands(TyperGroup):
+    """All commands. `up` has its options once it is asked for: settings take longer to import than most commands."""
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name == "up" and command is not None:
+            from cli.arguments.up import app as with_options
+
+            listed, command = command, typer.main.get_command(with_options)
+            command.help, command.epilog = listed.help, listed.epilog
+        return name, command, rest
+
 
 app = typer.Typer(
     name="meshctl",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": HELP_NAMES},
 )
-
-OriginsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--cors-origin", metavar="ORIGIN", help="Web origin that browsers may call from, or `*`; may be repeated."
-    ),
-]
-ProxiesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--trusted-proxies",
-        metavar="ADDRESS",
-        help="Proxy (address or network) whose X-Forwarded-For says who a client is; may be repeated.",
-    ),
-]
-ApiKeyFileOption = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Hashes of the API keys that clients must send (`meshctl keys api`)."),
-]
-ModelOption = Annotated[str | None, typer.Option(help="tiny, echo, random:ARCH, a directory, or ORG/NAME[@REVISION].")]
-ServedNameOption = Annotated[
-    list[str] | None, typer.Option(help="Name that clients use for the model; may be repeated.")
-]
-StepOption = Annotated[
-    float | None,
-    typer.Option(help="Longest step that prompts may cause while streams run, in milliseconds; 0: no limit."),
-]
-DeviceOption = Annotated[
-    str | None, typer.Option(help="Where models run: cpu, cuda (all devices), or cuda:N,cuda:M,...")
-]
-MemFractionOption = Annotated[
-    float | None, typer.Option(help="Share of a device's memory for weights, activations and KV.")
-]
-DeterministicOption = Annotated[
-    bool | None, typer.Option("--deterministic", help="On a device: fixed tiles, no split sequences; slower.")
-]
-OtelOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="Send traces of calls to this OTLP/HTTP collector (extra otel).")
-]
-PageOption = Annotated[bool | None, typer.Option("--page/--no-page", help="Serve a page at / that shows the mesh.")]
-MemorySaverOption = Annotated[
-    bool | None, typer.Option("--memory-saver", help="On a device: `release` backs weights up in host memory.")
-]
-HostOption = Annotated[
-    str | None, typer.Option(help="Address of the HTTP server; if the file has hosts, which of them this is.")
-]
-JoinOption = Annotated[
-    str | None, typer.Option(metavar="TOKEN", help="Join the mesh that issued this token (`meshctl keys token`).")
-]
-AddressOption = Annotated[
-    str | None, typer.Option(help="With --join: address that other hosts dial; default: taken from the route.")
-]
-PortsOption = Annotated[
-    str | None, typer.Option(help="With --join: ports this host listens on, like 7500-7599; default: any free ones.")
-]
-InsecureOption = Annotated[
-    bool | None, typer.Option("--insecure", help="Allow links between hosts without keys, unencrypted.")
-]
-ControlOption = Annotated[
-    bool | None,
-    typer.Option("--control", help="Admin keys may flush caches, release memory and abort requests over HTTP."),
-]
-LogprobsOption = Annotated[
-    str | None, typer.Option(help="Logprobs of the model's own distribution, raw, or of the processed one drawn from.")
-]
-ResponsesOption = Annotated[
-    str | None,
-    typer.Option(metavar="BYTES", help="Keep responses of /v1/responses, so much on each host, like 1GiB."),
-]
-ToolCallParserOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="What reads calls of tools: hermes, ...; default: by template."),
-]
-ReasoningParserOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="What reads reasoning: qwen3, ...; default: by template."),
-]
-DiskOption = Annotated[
-    str | None, typer.Option("--kv-disk", metavar="DIR", help="Keep KV pages on disk, in this directory of a host.")
-]
-DiskSizeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--kv-disk-size", metavar="BYTES", help="How much they take there, like 20GiB; reserved at the start."
-    ),
-]
-DiskWriteOption = Annotated[
-    str | None,
-    typer.Option("--kv-disk-write", metavar="BYTES", help="Most that is written there in a second, like 200MiB."),
-]
-StoreOption = Annotated[
-    str | None, typer.Option("--kv-store", metavar="NAME", help="Keep KV pages in the installed store of this name.")
-]
-LocalPrefillOption = Annotated[
-    int | None, typer.Option(help="Most uncached prompt tokens that a decode group prefills itself.")
-]
 
 
 def _show_version(asked: bool) -> None:
@@ -141,91 +61,12 @@ def meshctl(
 
 
 @app.command(epilog=example("meshctl up -d"))
-def up(
-    file: FileOption = None,
-    model: ModelOption = None,
-    name: Annotated[str | None, typer.Option(metavar="MESH", help="Name of this mesh.")] = None,
-    prefill: Annotated[int | None, typer.Option(help="Number of prefill groups.")] = None,
-    decode: Annotated[int | None, typer.Option(help="Number of decode groups.")] = None,
-    mixed: Annotated[int | None, typer.Option(help="Number of groups that do both.")] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each group.")] = None,
-    prefill_tp: Annotated[int | None, typer.Option(help="The same for prefill groups.")] = None,
-    decode_tp: Annotated[int | None, typer.Option(help="The same for decode groups.")] = None,
-    host: HostOption = None,
-    join: JoinOption = None,
-    address: AddressOption = None,
-    ports: PortsOption = None,
-    keys: keys.KeysOption = None,
-    insecure: InsecureOption = None,
-    port: Annotated[int | None, typer.Option(help="Port of the HTTP server.")] = None,
-    cors_origins: OriginsOption = None,
-    trusted_proxies: ProxiesOption = None,
-    api_key_file: ApiKeyFileOption = None,
-    control: ControlOption = None,
-    logprobs_of: LogprobsOption = None,
-    responses_store: ResponsesOption = None,
-    page: PageOption = None,
-    otel_endpoint: OtelOption = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
-    quantize: Annotated[str | None, typer.Option(help="Round weights when they are loaded: none or int8.")] = None,
-    pooling: PoolingOption = None,
-    device: DeviceOption = None,
-    mem_fraction: MemFractionOption = None,
-    deterministic: DeterministicOption = None,
-    memory_saver: MemorySaverOption = None,
-    gateways: Annotated[int | None, typer.Option(help="Number of gateways; all share one port.")] = None,
-    tokenizers: Annotated[int | None, typer.Option(help="Number of tokenizers.")] = None,
-    detokenizers: Annotated[int | None, typer.Option(help="Number of detokenizers.")] = None,
-    context_length: Annotated[int | None, typer.Option(help="Most tokens of a prompt and its output together.")] = None,
-    kv__pages: Annotated[int | None, typer.Option("--kv-pages", help="Pages of each KV pool.")] = None,
-    kv__memory: Annotated[str | None, typer.Option("--kv-memory", help="Memory of each KV pool, like 512MiB.")] = None,
-    kv__disk__directory: DiskOption = None,
-    kv__disk__size: DiskSizeOption = None,
-    kv__disk__write: DiskWriteOption = None,
-    kv__store__name: StoreOption = None,
-    max_running: Annotated[int | None, typer.Option(help="Most requests in one batch.")] = None,
-    chunk: Annotated[int | None, typer.Option(help="Most tokens in one prefill chunk.")] = None,
-    max_step_ms: StepOption = None,
-    local_prefill_max: LocalPrefillOption = None,
-    served_name: ServedNameOption = None,
-    chat_template: ChatTemplateOption = None,
-    tool_call_parser: ToolCallParserOption = None,
-    reasoning_parser: ReasoningParserOption = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the mesh is ready.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands instead of running them.")] = False,
-) -> None:
+def up() -> None:
     """Start a mesh, by default one prefill and one decode group with the bundled model."""
-    # All other options are settings, under the names of the settings (`kv__pages`: `pages` in the table `kv`).
-    options = {name: value for name, value in dict(locals()).items() if name not in _NO_SETTINGS and value != []}
-    from cli.commands.up import up as run
-
-    raise typer.Exit(run(file, options, join=join, detach=detach, dry_run=dry_run))
 
 
-app.add_typer(look.app)
-app.add_typer(control.app)
-app.add_typer(bench.app)
-app.add_typer(
-    config.app,
-    name="config",
-    help="Show, describe or check the configuration.",
-    epilog=example("meshctl config validate mesh.toml"),
-    no_args_is_help=True,
-)
-app.add_typer(
-    kv.app,
-    name="kv",
-    help="Look at KV pages on disk, and forget them.",
-    epilog=example("meshctl kv ls"),
-    no_args_is_help=True,
-)
-app.add_typer(
-    keys.app,
-    name="keys",
-    help="Make this host's key pair, manage which hosts may join, make API keys for clients.",
-    epilog=example("meshctl keys ls"),
-    no_args_is_help=True,
-)
+for group in (look, control, bench, config, kv, keys):
+    app.add_typer(group.app)
 
 
 @app.command("run", context_settings={"ignore_unknown_options": True, "help_option_names": []})

@@ -6,7 +6,7 @@ import typer
 
 from cli.arguments.options import FileArgument, FileOption, commands, example
 
-app = commands()
+app = commands("config", "Show, describe or check the configuration.", "meshctl config validate mesh.toml")
 
 HostOption = Annotated[str | None, typer.Option(metavar="NAME", help="Which host this is, if the file has several.")]
 TomlOption = Annotated[Literal["toml", "json"], typer.Option("--output", "-o", help="toml or json")]

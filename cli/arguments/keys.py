@@ -10,7 +10,9 @@ from cli.arguments.options import FileOption, OutputOption, commands, example
 if TYPE_CHECKING:
     from cli.commands.keys import KeyPlace
 
-app = commands()
+app = commands(
+    "keys", "Make this host's key pair, manage which hosts may join, make API keys for clients.", "meshctl keys ls"
+)
 
 KeysOption = Annotated[
     str | None, typer.Option("--keys", metavar="DIR", help="Key directory, if not ~/.config/kvmesh/MESH.")

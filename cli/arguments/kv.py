@@ -6,7 +6,7 @@ import typer
 
 from cli.arguments.options import NameOption, OutputOption, commands, example
 
-app = commands()
+app = commands("kv", "Look at KV pages on disk, and forget them.", "meshctl kv ls")
 
 
 @app.command("ls", epilog=example("meshctl kv ls"))

@@ -1,7 +1,10 @@
 """Options that several commands share, and the example that each command's help ends with."""
 
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
 import typer
 
@@ -33,8 +36,37 @@ GroupsArgument = Annotated[
 ]
 
 
-def commands() -> typer.Typer:
-    return typer.Typer(add_completion=False, context_settings={"help_option_names": HELP_NAMES})
+def commands(name: str | None = None, about: str | None = None, line: str = "") -> typer.Typer:
+    """Commands of `meshctl` itself, or with a name those behind it: what they are `about`, an example's line."""
+    return typer.Typer(
+        name=name,
+        help=about,
+        epilog=example(line),
+        no_args_is_help=name is not None,
+        add_completion=False,
+        context_settings={"help_option_names": HELP_NAMES},
+    )
+
+
+def with_options(options: Iterable[inspect.Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command these options in the place of its `**options`."""
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command)
+        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        # Not by assignment: a function has no such attribute until it is given one, and type checkers say so.
+        setattr(command, "__signature__", signature.replace(parameters=[*own, *options]))  # noqa: B010
+        return command
+
+    return decorated
+
+
+def options_of(kind: type[Any]) -> Iterator[inspect.Parameter]:
+    """An option for each field of a dataclass, as its annotation says."""
+    types = get_type_hints(kind, include_extras=True)
+    for one in dataclasses.fields(kind):
+        kept = inspect.Parameter.KEYWORD_ONLY
+        yield inspect.Parameter(one.name, kept, default=one.default, annotation=types[one.name])
 
 
 def example(line: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import uvloop
 
 from cli.api_key import key_in, own_key
+from cli.bench.asked import Asked
 from cli.bench.chart import chart
 from cli.bench.client import MakeBody, Server
 from cli.bench.first_model import first_model
@@ -25,10 +26,8 @@ from cli.bench.summary import Summary, ratios, summarize, times_ms
 from cli.bench.workload import (
     PATHS,
     BadWorkload,
-    Endpoint,
     Given,
     Made,
-    Spacing,
     Traced,
     Workload,
     due_times,
@@ -54,30 +53,6 @@ class Target:
     url: str = ""
     key_file: Path | None = None
     model: str = ""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The options of what is sent, as given; None where it was left out."""
-
-    endpoint: Endpoint = "completions"
-    concurrency: int | None = None
-    rate: float | None = None
-    spacing: Spacing = "poisson"
-    requests: int | None = None
-    prompt: int | None = None
-    shared_prefix: int = 0
-    answer_tokens: int | None = None
-    vocabulary: int = 250
-    trace: Path | None = None
-    speed: float = 1.0
-    scale: float = 1.0
-    prompts: Path | None = None
-    ignore_eos: bool = True
-    warm_up: int = 4
-    timeout: float = 120.0
-    turns: int = 3
-    seed: int | None = None
 
 
 @dataclass

@@ -15,7 +15,7 @@ from cli.client import find_mesh
 from cli.conversation import Conversation, line_editing
 from cli.errors import CliError, NotRunning, WrongUsage
 from cli.exit_codes import ExitCode
-from cli.plan.settings import API_KEY_VARIABLE
+from cli.plan.sources import API_KEY_VARIABLE
 
 _TIMEOUT_S: Final = 600.0
 """Between two pieces of an answer: a long prompt on a slow CPU may take minutes until its first token."""

@@ -11,7 +11,8 @@ from cli.commands.up import plan, settings_in_force, tell_notes
 from cli.errors import CliError
 from cli.exit_codes import ExitCode
 from cli.output import as_toml, print_json
-from cli.plan.hosts import OF_HOSTS
+from cli.plan.declared import said_of, settings_in
+from cli.plan.hosts import OF_HOSTS, HostSettings
 from cli.plan.model import ModelNotHere
 from cli.plan.role_configs import CONFIG_TYPES
 from cli.plan.settings import Settings
@@ -89,13 +90,19 @@ def topology_schema() -> dict[str, Any]:
     (reference, *role_references), definitions = msgspec.json.schema_components(
         [Settings, *roles], ref_template="#/$defs/{name}"
     )
+    for kind in {setting.owner for root in (Settings, HostSettings, *roles) for setting in settings_in(root)}:
+        for name, text in said_of(kind).items():
+            shown = definitions[kind.__name__]["properties"][name]
+            # The words of its type come last, about what it may be.
+            shown["description"] = "\n\n".join(filter(None, (text, shown.get("description"))))
     for role_type in roles:
         # An override names some fields; the topology fills in those that a role requires.
         definitions[role_type.__name__].pop("required", None)
         definitions[role_type.__name__]["additionalProperties"] = False
+    settings = definitions[Settings.__name__]["properties"]
     # Filled in from --host.
-    del definitions["Settings"]["properties"]["on"]
-    definitions["Settings"]["properties"]["roles"] = {
+    del settings["on"]
+    settings["roles"] = {
         "type": "object",
         "description": "Fields of a role's own configuration, by role.",
         "properties": dict(zip(CONFIG_TYPES, role_references, strict=True)),

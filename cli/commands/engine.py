@@ -15,8 +15,10 @@ from cli.client import find_mesh
 from cli.commands.up import plan, settings_in_force
 from cli.errors import CliError, WrongUsage
 from cli.exit_codes import ExitCode
+from cli.plan.declared import settings_in
 from cli.plan.names import on_host
-from cli.plan.settings import API_KEYS_VARIABLE, Settings
+from cli.plan.settings import Settings
+from cli.plan.sources import API_KEYS_VARIABLE
 from cli.plan.topology import Topology
 from cli.protocol import ActorProof, ProveActor
 from cli.supervisor.kept.mesh_directory import MeshDirectory
@@ -29,18 +31,14 @@ from nodes.roles import GATEWAY
 _STDIN: Final = 0
 _STDOUT: Final = 1
 _STDERR: Final = 2
-_OF_OPTIONS: Final = {
-    "kv_pages": "kv__pages", "kv_memory": "kv__memory", "kv_disk": "kv__disk__directory",
-    "kv_disk_size": "kv__disk__size", "kv_disk_write": "kv__disk__write",
-    "kv_store": "kv__store__name",
-}  # fmt: skip
-"""Options that are named otherwise than their settings."""
+_OF_HTTP: Final = (
+    "api_key_file", "control", "cors_origins", "otel_endpoint", "responses_store", "trusted_proxies",
+)  # fmt: skip
+"""Settings that mean nothing without HTTP; a topology file may have them for others."""
 _OF_SERVERS: Final = frozenset(
     {
-        "name", "host", "port", "gateways", "cors_origins", "trusted_proxies", "api_key_file", "control",
-        "otel_endpoint",
-        "responses_store", "hosts", "on", "join", "address", "ports", "keys", "insecure", "registry_port", "detach",
-        "dry_run",
+        *_OF_HTTP, "address", "detach", "dry_run", "gateways", "host", "hosts", "insecure", "join", "keys", "name",
+        "on", "port", "ports", "registry_port",
     }
 )  # fmt: skip
 """Options and settings of `meshctl up` that mean nothing without HTTP, on one host, under the engine's own name."""
@@ -93,14 +91,16 @@ def _serve(wish: StartMesh, owner: Owner) -> ExitCode:
 
 
 def _settings(wish: StartMesh) -> Settings:
-    for name in wish.settings:
+    # Options are named after their place in the file, as keyword arguments are here: `kv_pages`.
+    keys = {one.option.removeprefix("--").replace("-", "_"): one.key for one in settings_in(Settings)}
+    options: dict[str, Any] = {keys.get(name, name): value for name, value in wish.settings.items()}
+    for name in options:
         if name in _OF_SERVERS:
             raise WrongUsage(
                 f"{name} cannot be given to an Engine",
                 why="it has no HTTP, runs on this host alone, and names its mesh itself",
                 do="leave it out; or start a mesh with `meshctl up`, and attach to it with `Engine.attach(NAME)`",
             )
-    options: dict[str, Any] = {_OF_OPTIONS.get(name, name): value for name, value in wish.settings.items()}
     settings = settings_in_force(Path(wish.file) if wish.file else None, options | {"name": wish.mesh})
     if settings.hosts:
         raise WrongUsage(
@@ -108,15 +108,7 @@ def _settings(wish: StartMesh) -> Settings:
             why="it describes a mesh of several hosts",
             do="start it with `meshctl up` on each host, and attach to it with `Engine.attach(NAME)`",
         )
-    of_servers = {
-        "api_key_file": "",
-        "control": False,
-        "responses_store": "",
-        "cors_origins": (),
-        "trusted_proxies": (),
-        "otel_endpoint": "",
-    }
-    return msgspec.structs.replace(settings, **of_servers)
+    return msgspec.structs.replace(settings, **{name: getattr(Settings(), name) for name in _OF_HTTP})
 
 
 def _topology(settings: Settings, progress: Progress) -> Topology:

@@ -21,7 +21,7 @@ from cli.output import print_json, print_table
 from cli.plan.faults import unknown_name
 from cli.plan.hosts import check_host_name, check_named
 from cli.plan.keys import REGISTRY_ROLES, HostKeys, key_directory, pinned, words_to_add
-from cli.plan.settings import overlay_settings
+from cli.plan.sources import overlay_settings
 from mesh.errors import MeshError
 from mesh.membership.keys import ALL_ROLES, AllowedHost, AllowList, HostKey
 from mesh.membership.view import SUPERVISOR

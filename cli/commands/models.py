@@ -13,7 +13,7 @@ from cli.exit_codes import ExitCode
 from cli.hub.files import cached_models
 from cli.output import print_json, print_table, printable
 from cli.plan.model import ModelPlan, plan_model
-from cli.plan.settings import load_settings
+from cli.plan.sources import load_settings
 from cli.supervisor.told.progress import Progress
 from nodes.model_spec import ModelError, ModelSpec, describe_model, known_models
 from nodes.model_spec.weight_index import expected_shapes

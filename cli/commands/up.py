@@ -20,7 +20,8 @@ from cli.plan.disk import look_at_disk
 from cli.plan.keys import settle_keys
 from cli.plan.limits import LEAST, require
 from cli.plan.model import names_hub, plan_model
-from cli.plan.settings import API_KEYS_VARIABLE, Settings, foreign_variables, load_settings
+from cli.plan.settings import Settings
+from cli.plan.sources import API_KEYS_VARIABLE, foreign_variables, load_settings
 from cli.plan.topology import Machine, Topology, plan_topology
 from cli.supervisor.device_memory import ask_devices
 from cli.supervisor.kept.mesh_directory import MeshDirectory

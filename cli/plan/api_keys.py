@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from cli.errors import BadConfig, BadKeys
-from cli.plan.settings import API_KEYS_VARIABLE, Settings
+from cli.plan.settings import Settings
+from cli.plan.sources import API_KEYS_VARIABLE
 from cli.supervisor.kept.mesh_directory import MeshDirectory
 from nodes.api_keys.entries import ApiKey, BadApiKeys, read_plain
 from nodes.api_keys.file import read_key_file, write_key_file

@@ -31,7 +31,9 @@ def find_fault(value: Any, expected: Any, path: str = "", *, strict: bool) -> Fa
     try:
         msgspec.convert(value, type=cast("Any", expected), strict=strict)
     except msgspec.ValidationError as error:
-        return Fault(f"{path or 'it'} is {_shown(value)}, but must be {_words(expected) or error}", "correct it")
+        words, examples = _words(expected), _examples(inspect.type_info(expected))
+        do = f"write it like {', '.join(examples)}" if examples else "correct it"
+        return Fault(f"{path or 'it'} is {_shown(value)}, but must be {words or error}", do)
     except ValueError as error:
         return Fault(str(error), "correct it")
     return None
@@ -62,6 +64,14 @@ def _fault_of_fields(
 
 def _words(expected: Any) -> str:
     return _type_words(inspect.type_info(expected))
+
+
+def _examples(info: inspect.Type) -> list[str]:
+    """Values that it might have instead, if the type names any."""
+    if isinstance(info, inspect.UnionType):
+        return [example for one in info.types for example in _examples(one)]
+    schema = cast("dict[str, Any]", info.extra_json_schema or {}) if isinstance(info, inspect.Metadata) else {}
+    return schema.get("examples", [])
 
 
 def _type_words(info: inspect.Type) -> str:

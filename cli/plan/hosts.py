@@ -48,23 +48,25 @@ OF_HOSTS: Final = ("prefill", "decode", "mixed", "gateways", "tokenizers", "deto
 
 
 class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What runs on one of several hosts. `address` is what the others dial, `bind` the IP address it listens at.
-
-    `ports` ("7500-7599") are the ports it listens at, for a firewall that has to know them; empty: any. `registry` is
-    true for at most one host; if for none, the first host of the file has it. `device` is the mesh's unless set.
-    """
+    """What runs on one of several hosts."""
 
     address: Address
+    """What the other hosts dial."""
     bind: str = "0.0.0.0"
+    """The IP address it listens at."""
     ports: Ports = ""
+    """The ports it listens at, like 7500-7599, for a firewall that has to know them; empty: any."""
     registry: bool = False
+    """Whether the registry runs there: on one host, by default the first of the file."""
     gateways: Several = 0
+    """Number of gateways, and of the others below, on this host."""
     tokenizers: Several = 0
     detokenizers: Several = 0
     prefill: Count = 0
     decode: Count = 0
     mixed: Count = 0
     device: Device | None = None
+    """Where its models run; by default as in the mesh."""
 
     @property
     def is_on_loopback(self) -> bool:

@@ -11,7 +11,8 @@ import msgspec
 
 from cli.errors import BadConfig, WrongUsage
 from cli.plan.hosts import OF_HOSTS, HostSettings, check_host_name, hosts_fault, is_loopback
-from cli.plan.settings import Settings, load_settings
+from cli.plan.settings import Settings
+from cli.plan.sources import load_settings
 from cli.plan.token import JoinToken
 
 

@@ -1,4 +1,7 @@
-"""The roles that a mesh is made of, and what can be set for each: fields that `[roles.ROLE]` overrides. Pure."""
+"""The roles that a mesh is made of, and the configuration of each. Pure.
+
+Every actor imports this, and no settings: `cli/plan/overrides.py` brings both together.
+"""
 
 from typing import Any, Final, NamedTuple
 
@@ -39,71 +42,6 @@ BUILT_IN: Final = {
     roles.REGISTRY: BuiltIn(RegistryConfig, "nodes.registry.actor", "RegistryActor", 4),
 }
 CONFIG_TYPES: Final = {role: built_in.config for role, built_in in BUILT_IN.items()}
-
-_GROUPS: Final = "prefill, decode, mixed and tp"
-PLANNED: Final = {
-    "agent": _GROUPS,
-    "aliases": "served_name",
-    "api_key_file": "api_key_file",
-    "chat_template": "chat_template",
-    "context": "context_length",
-    "context_length": "context_length",
-    "control": "control",
-    "directory": "kv.directory",
-    "disk": "kv.disk",
-    "fill_in": "model",
-    "group": _GROUPS,
-    "hidden_size": "model",
-    "host": "host",
-    "logprobs_of": "logprobs_of",
-    "makes_text": "model",
-    "model": "model",
-    "model_name": "served_name",
-    "page": "page",
-    "page_size": "kv.page_size",
-    "phase": _GROUPS,
-    "pools": "kv.memory or kv.pages",
-    "pooling": "pooling",
-    "port": "port",
-    "prefix": "name",
-    "quantization": "quantize",
-    "quantize": "quantize",
-    "request_log_folder": "name",
-    "responses_file": "name",
-    "responses_store_bytes": "responses_store",
-    "reasoning_parser": "reasoning_parser",
-    "reuse_port": "gateways",
-    "store": "kv.store",
-    "stores": "kv.disk or kv.store",
-    "template_reads": "model or chat_template",
-    "tp_rank": _GROUPS,
-    "tp_size": _GROUPS,
-    "tool_call_parser": "tool_call_parser",
-    "vocab_size": "model",
-    "worker": _GROUPS,
-    "workers": _GROUPS,
-}
-"""Fields on which several actors, or actors and supervisor, must agree, and the setting that decides each for all."""
-
-
-def overlay(role: str, config: msgspec.Struct, overrides: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a configuration that differ from the defaults, as plain data, with the user's own on top."""
-    fields = {
-        field.name: msgspec.to_builtins(getattr(config, field.name))
-        for field in msgspec.structs.fields(config)
-        if field.required or getattr(config, field.name) != field.default
-    }
-    for name in overrides:
-        # A gateway on another port than the one that `ps` and `up` check would never be ready for them.
-        if name in PLANNED and name in config.__struct_fields__:
-            raise BadConfig(
-                f"{name} cannot be set in [roles.{role}]",
-                why="other actors depend on it",
-                do=f"remove it; it is set for the whole mesh by {PLANNED[name]}",
-            )
-    # The environment has strings only.
-    given = check_config(role, fields | overrides)
-    return fields | {name: msgspec.to_builtins(getattr(given, name)) for name in overrides}
 
 
 def check_config(role: str, fields: dict[str, Any]) -> msgspec.Struct:

@@ -14,8 +14,9 @@ from cli.plan.groups import WorkerGroup, plan_groups
 from cli.plan.limits import Load, Need, needs, num_connections
 from cli.plan.names import agent_id, on_host
 from cli.plan.notes import topology_notes
+from cli.plan.overrides import configured, overlay
 from cli.plan.pools import PoolPlan, context_elsewhere
-from cli.plan.role_configs import BUILT_IN, overlay
+from cli.plan.role_configs import BUILT_IN
 from cli.plan.settings import Settings
 from cli.plan.spec import host_spec, shared_settings
 from cli.plan.store import plan_store
@@ -215,9 +216,7 @@ class _Planner:
         if self._groups:
             # The supervisor removes the segments at the end; until then the next agent finds them.
             actors.append(self._launch(self._agent_id, self._kv_agent(pools), unlink_on_stop=False))
-        tokenizer = TokenizerConfig(
-            model=self._model, context_length=context.length, chat_template=settings.chat_template
-        )
+        tokenizer = configured(TokenizerConfig, settings, model=self._model, context_length=context.length)
         actors += self._several("tokenizer", counts.tokenizers, tokenizer)
         actors += self._several("detokenizer", counts.detokenizers, DetokenizerConfig(model=self._model))
         for group in self._groups:
@@ -303,8 +302,10 @@ class _Planner:
 
     def _gateway(self, context: ServedContext) -> GatewayConfig:
         settings = self._settings
-        tool_call_parser, reasoning_parser = settings.parsers
-        return GatewayConfig(
+        settings.check_parsers()
+        return configured(
+            GatewayConfig,
+            settings,
             model_name=self._served_names[0],
             aliases=self._served_names[1:],
             sampling_defaults=self._spec.sampling_defaults,
@@ -318,22 +319,15 @@ class _Planner:
             pooling=self._spec.pooling,
             makes_text=self._spec.has_head,
             hidden_size=self._spec.hidden_size if self._spec.pooling is not None else 0,
-            host=settings.host,
-            port=settings.port,
             cors_origins=settings.allowed_origins,
             trusted_proxies=settings.proxies,
             # What all hosts of a mesh have in common, and no other mesh has.
             client_salt=settings.name,
-            api_key_file=settings.api_key_file,
             control=settings.control and bool(settings.own_counts.gateways),
-            logprobs_of=settings.logprobs_of,
             request_log_folder=str(RunDirectory.of_mesh(settings.name).path / REQUESTS),
             responses_file=self._responses_file(settings) if settings.responses_store_bytes else "",
             responses_store_bytes=settings.responses_store_bytes,
-            page=settings.page,
             otel_endpoint=settings.collector,
-            tool_call_parser=tool_call_parser,
-            reasoning_parser=reasoning_parser,
             # Several gateways share the port; a single one must not share it with a stranger.
             reuse_port=settings.own_counts.gateways > 1,
         )
@@ -352,7 +346,9 @@ class _Planner:
                 why=f"it is not a multiple of the page of {page_size} tokens",
                 do=f"give --chunk {max(1, chunk // page_size) * page_size}, for example",
             )
-        config = SchedulerConfig(
+        return configured(
+            SchedulerConfig,
+            settings,
             group=group.name,
             worker=group.worker_ids[0],
             workers=group.worker_ids if group.tp_size > 1 else (),
@@ -365,12 +361,8 @@ class _Planner:
             chunk_tokens=chunk,
             is_encoder=self._spec.is_encoder,
             max_step_s=settings.max_step_s,
-            max_running=settings.max_running,
             stores=settings.kv.stores,
         )
-        if settings.local_prefill_max is None:
-            return config
-        return msgspec.structs.replace(config, local_prefill_max=settings.local_prefill_max)
 
     @property
     def _chunk_tokens(self) -> int:
@@ -387,22 +379,18 @@ class _Planner:
         return max(self._chunk_tokens + self._settings.max_running, 512)
 
     def _worker(self, group: WorkerGroup, rank: int) -> WorkerConfig:
-        return WorkerConfig(
+        return configured(
+            WorkerConfig,
+            self._settings,
             group=group.name,
             model=self._model,
             agent=self._agent_id,
-            dtype=self._settings.dtype,
-            quantize=self._settings.quantize,
-            pooling=self._settings.pooling,
             weights=self._spec.weights,
             context_length=self._settings.context_length or 0,
             page_size=self._settings.kv.page_size,
             num_threads=self._num_threads,
             max_batch_tokens=self._max_batch_tokens,
             device=group.devices[rank],
-            deterministic=self._settings.deterministic,
-            mem_fraction=self._settings.mem_fraction,
-            memory_saver=self._settings.memory_saver,
             tp_rank=rank,
             tp_size=group.tp_size,
             workers=group.worker_ids if group.tp_size > 1 else (),

@@ -42,11 +42,17 @@ class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Deadlines in seconds, each capped by the grant's own, and the largest single copy."""
 
     map_s: float = 5.0
+    """Of one transfer: to map its source."""
     waiting_s: float = 60.0
+    """For pages to come."""
     copy_s: float = 30.0
+    """Of one copy."""
     resend_s: float = 0.5
+    """Until its end is told again."""
     linger_s: float = 30.0
+    """For how long it is told."""
     max_pages_per_copy: int = 1024
+    """Pages of one copy."""
 
 
 DEFAULT_LIMITS: Final = SessionLimits()

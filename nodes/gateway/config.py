@@ -37,22 +37,19 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     `hidden_size` numbers unless the pooling says otherwise. `makes_text` is false if it makes nothing else.
     Responses are kept in `responses_file`, one for all gateways of a host, up to `responses_store_bytes`; 0: none is.
     `vocab_size` 0 means unknown: token ids are then checked by the tokenizer only. A scheduler that dies is given
-    `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. If
-    a request took `slow_request_s`, the log says where its time went; 0: never. In `request_log_folder` ("": nowhere)
-    a file gets a line for each call, up to `request_log_bytes` and as much again: for `all`, for those that were `slow`
-    (their first token after `slow_first_token_s` included) or ended with errors, for `errors` alone, or for `none`.
+    `reconnect_grace_s` to return to the KV that it has computed, before its requests are computed again elsewhere. The
+    log says where the time of a slow request went. In `request_log_folder` ("": nowhere) a file gets a line for each
+    call that `request_log` names, up to `request_log_bytes` and as much again.
     To `otel_endpoint` ("": nowhere) the spans of calls go, by OTLP over HTTP.
-    A body has to arrive within `body_timeout_s`, at `min_body_bytes_per_s` or more on average over each `body_pause_s`.
     `api_key_file` is the file of the API keys that clients must send (`nodes/api_keys/`), "": none are asked for.
     With `control`, admin keys may have the mesh changed: its caches flushed, its memory released.
     Without `page` there is no page at `/`, and no events for it.
     `cors_origins` are the origins whose pages may call this gateway from a browser (`*`: all), none by default.
     Clients without a key are told apart by their address, under a hash with `client_salt`, which all gateways of a mesh
     have in common; from `trusted_proxies` (addresses, networks) the address is that which `X-Forwarded-For` names.
-    `/health/generate` waits `health_timeout_s` for its token, and who has memory released or resumed `memory_timeout_s`
-    for that. `tool_call_parser` and `reasoning_parser` name what reads calls and reasoning in answers: by default what
-    fits the model's chat template; `none`: nothing. Raises ValueError for a parser that is not there, and for `control`
-    without keys.
+    `tool_call_parser` and `reasoning_parser` name what reads calls and reasoning in answers: by default what fits the
+    model's chat template; `none`: nothing. Raises ValueError for a parser that is not there, and for `control` without
+    keys.
     """
 
     model_name: str
@@ -76,8 +73,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     control: bool = False
     page: bool = True
     request_log: RequestLog = "all"
+    """Which calls get a line in the request log: `all`, `slow`, `errors`, `none`."""
     request_log_folder: str = ""
     request_log_bytes: int = 16 << 20
+    """Size of the request log."""
     otel_endpoint: str = ""
     aliases: tuple[str, ...] = ()
     sampling_defaults: SamplingDefaults = SamplingDefaults()
@@ -88,30 +87,50 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_parser: str = ""
 
     max_body_bytes: int = 8 << 20
+    """Bytes of one request."""
     max_buffered_bytes: int = 256 << 20
+    """Bytes of all bodies that arrive or wait to be decoded."""
     max_inflight: int = 2048
+    """Calls at work at once; more are refused."""
     max_connections: int = 16384
+    """Connections of clients at once."""
     max_samples_per_call: int = 128
+    """Most samples, `n`."""
     max_prompts_per_call: int = 128
+    """Most prompts in a list."""
     max_inputs_per_call: int = 2048
+    """Texts of one call that become vectors."""
     body_timeout_s: float = 30.0
+    """In which a body has to be there."""
     body_pause_s: float = 10.0
+    """Over each such pause a body arrives at `min_body_bytes_per_s` or more, on average."""
     min_body_bytes_per_s: int = 1024
+    """Slowest body, in bytes a second."""
 
     prepare_timeout_s: float = 5.0
     role_wait_s: float = 15.0
     cancel_timeout_s: float = 2.0
+    """Until a scheduler that was asked to cancel is asked again."""
     scrape_timeout_s: float = 1.0
+    """In which actors answer for `/metrics`; the others are left out."""
     request_timeout_s: float = 3600.0
     slow_request_s: float = 30.0
+    """From which a call is slow; 0: never."""
     slow_first_token_s: float = 10.0
+    """Up to the first token, from which a call is slow; 0: never."""
     health_timeout_s: float = 20.0
+    """For which `/health/generate` waits for its token."""
     memory_timeout_s: float = 120.0
+    """In which memory has to be released or resumed for those who ask over HTTP."""
     retry_after_s: int = 1
+    """What `Retry-After` says."""
 
     quiet_s: float = 1.0
+    """Silence after which missing output is asked for."""
     max_attempts: int = 5
+    """Failed attempts after which a request fails."""
     recovery_timeout_s: float = 30.0
+    """In which a request that lost its scheduler finds another one."""
     reconnect_grace_s: float = 1.0
 
     def __post_init__(self) -> None:

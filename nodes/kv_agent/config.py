@@ -108,40 +108,43 @@ class InstalledStoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 class KVAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The pools of one host. Names of segments in `directory` begin with `prefix`, which names user and mesh.
 
-    `unlink_on_stop` False leaves the segments to the next agent even after an orderly stop. `quantum_bytes` are copied
-    at a time, before the loop looks at its other work; on devices, `copies_per_poll` copies are begun at a time. If
-    there are `gather_from` copies or more within a device, one kernel, compiled at start, makes them; 0: each copy is a
-    separate call.
-
-    `device_transport` brings pages that other agents have on devices: `cuda_ipc` (same host), `nccl`, or `tcp`, which
-    stages them in host memory. With `nccl` and `tcp`, a pair with each such agent must be made within `pair_timeout_s`.
+    `device_transport` brings pages that other agents have on devices; `tcp` stages them in host memory. With `nccl` and
+    `tcp`, a pair with each such agent must be made within `pair_timeout_s`.
     If that fails, nothing else is tried, unless `device_fallback` is `tcp`: pairs for which no communicator of NCCL
     could be made then use that, and the agent says so. `host_transport` brings pages that other agents have in host
-    memory: `shm` (same host) or `tcp`. Both may also name an installed transport (`kvstore/transfer/plugins.py`). Both
-    ends of a pair must have the transport. `tcp` says how it listens and sends.
+    memory. Both may also name an installed transport (`kvstore/transfer/plugins.py`). Both ends of a pair must have the
+    transport. `tcp` says how it listens and sends.
 
     `disk` or `store` is where pages of host memory are kept that schedulers tell to be stored; both None: nowhere.
-
-    `device_wait_s` is how long a start waits for memory on a device that is still held by processes of an earlier mesh,
-    or of an agent that died.
     """
 
     pools: list[PoolConfig]
     directory: str = "/dev/shm"
     prefix: str = "kvmesh-"
     unlink_on_stop: bool = True
+    """Without: pools stay in `/dev/shm` after an orderly stop."""
     quantum_bytes: int = DEFAULT_QUANTUM_BYTES
+    """Copied at a time in host memory, before other work."""
     copies_per_poll: int = DEFAULT_COPIES_PER_POLL
+    """Copies begun at a time on a device."""
     device_transport: str = CUDA_IPC
+    """What brings pages that other agents have on devices: `cuda_ipc` (same host), `nccl`, `tcp`, or one installed."""
     pair_timeout_s: float = 20.0
+    """For a connection to another agent."""
     device_wait_s: float = 15.0
+    """How long a start waits for memory on a device that an earlier mesh, or an agent that died, still holds."""
     max_grants: int = 4096
+    """Open grants."""
     max_remembered: int = 4096
+    """Ended ones kept for late announcements."""
     limits: SessionLimits = SessionLimits()
     device_fallback: str = ""
+    """With `nccl`: `tcp` for pairs for which no communicator could be made; empty: none."""
     host_transport: str = SHM
+    """What brings pages in host memory: `shm` (same host), `tcp`, or one installed."""
     tcp: TcpSettings = TcpSettings()
     gather_from: int = DEFAULT_GATHER_FROM
+    """From so many copies within a device on, one kernel, compiled at start, makes them; 0: each is a separate call."""
     disk: DiskConfig | None = None
     store: InstalledStoreConfig | None = None
 

@@ -14,6 +14,7 @@ class RegistryConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     lease_s: float = 5.0
+    """Without a heartbeat, after which an actor is no member."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65534)] = 0
     spec: dict[str, str] = {}
     settings: dict[str, Any] = {}

@@ -30,13 +30,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     holds at most `step_tokens` tokens, of one prompt at most `chunk_tokens` (a multiple of the page). While sequences
     decode, only so many prompt tokens join a step that it takes about `max_step_s` (`step_pace.py`); 0: as many as
     there is room for.
-    If a batch decodes and nothing else is to be done, the worker is sent several steps at once, so many that those on
-    their way take at most `plan_horizon_s`, which is how long whatever comes then may have to wait; 0: always one.
-    The scheduler waits `worker_lost_timeout_s` for a worker that died, and `drained_wait_s` for one that was drained.
     A step hangs, and its worker ends, if it takes longer than `step_times.py` derives from earlier steps: at least
     `step_deadline_s`, plus `token_deadline_s` for each of its tokens if nothing like it was measured.
-    `eviction`: which cached prefixes go first when pages are needed: the least recently used, the least often used, or
-    the oldest.
     `is_encoder`: a position of the model sees the whole prompt, so that a prompt is computed in one row and its pages
     are of no use to others. `chunk_tokens` and `step_tokens` have room for the longest then.
     `local_prefill_max`: a prompt with at most so many uncached tokens is prefilled here even if a prefill scheduler is
@@ -56,22 +51,37 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int = 256
     max_step_s: float = 0.0
     plan_horizon_s: float = 0.01
+    """Of the steps that a worker is sent at once while a batch decodes and nothing else is to be done.
+
+    At most 8, fewer if they take longer, one at 6 ms a step: what comes meanwhile, or is cancelled, waits as long. 0:
+    one step at a time."""
     max_running: int = 256
     max_waiting: int = 2048
+    """Requests that wait; more are refused."""
     max_orders: int = 1024
+    """Prefills held for others."""
     max_finished: int = 4096
+    """Ended attempts kept for repeats."""
     pipeline_depth: int = MAX_PIPELINE_DEPTH
+    """Steps on their way; 1: none is planned ahead."""
     local_prefill_max: int = 64
     policy: PolicyName = "fcfs"
+    """Who goes next: `fcfs`, `longest_prefix`, `depth_first`, `shortest_first`, `priority` or `random`."""
     starvation_s: float = 5.0
+    """After it a waiting request has a turn, whatever `policy` says."""
     eviction: EvictionName = "lru"
+    """Which cached prefixes go first: `lru` least recently used, `lfu` least often, `fifo` oldest."""
 
     handoff_timeout_s: float = 60.0
+    """Of a prefill elsewhere, with its copies; then the rest is prefilled where it is decoded."""
     lease_s: float = 10.0
+    """Without a sign of life, after which pages held for another actor are given back."""
     step_deadline_s: float = 30.0
     token_deadline_s: float = 0.5
     worker_lost_timeout_s: float = 60.0
+    """For which requests wait for a worker that died; more if it takes longer to load."""
     drained_wait_s: float = 15.0
+    """For which requests wait for a worker that was drained."""
     workers: tuple[str, ...] = ()
     is_encoder: bool = False
     stores: StorePolicy | Literal[""] = ""

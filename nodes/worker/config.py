@@ -28,19 +28,15 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `context_length` is the requested length, which may be more than config.json's and selects how LongRoPE and dynamic
     RoPE rotate (`ModelSpec.within`); 0: none requested.
 
-    `kernels` selects what computes on the CPU: one build of the project's own kernels (`avx512_bf16`, `avx512`,
-    `avx2`), `torch`, or `auto`: the best build that this CPU can run, or torch if there is none.
-
-    `device` is `cpu`, `cuda` or `cuda:N`; the rest of this paragraph concerns CUDA. `attention` is `auto` (FlashInfer
-    if it supports the model), `flashinfer` or `torch`; `cuda_graphs` replays decode steps; `deterministic` splits no
+    `device` is `cpu`, `cuda` or `cuda:N`; the rest of this paragraph concerns CUDA. `deterministic` splits no
     sequence and computes products in tiles of fixed rows, at a cost in speed. `mem_fraction` is the share of the
     device's memory that weights, activations and pool may take together. With `memory_saver` weights lie in memory that
     can be released, with a copy in the host's memory meanwhile (torch-memory-saver).
 
     `tp_size` > 1: the worker is rank `tp_rank` of a group that computes one model together, each on a part of it (see
     `nodes.models.tensor_parallel`), over a pool of its own. All ranks get the same steps. `workers` are the actor ids
-    of all ranks, by rank. If another scheduler's adoption waits for a step longer than `adopt_grace_s`, the worker
-    concludes that another rank never got that step.
+    of all ranks, by rank. If another scheduler's adoption waits too long for a step, the worker concludes that another
+    rank never got that step.
     """
 
     group: str
@@ -52,10 +48,15 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int = 16
     num_threads: int = 0
     kernels: Literal["auto", "avx512_bf16", "avx512", "avx2", "torch"] = "auto"
+    """What computes on the CPU: one build of the project's own kernels, `torch`, or `auto`.
+
+    By default the best build that this CPU can run, or torch if there is none."""
     max_batch_tokens: int = 2048
     device: str = "cpu"
     attention: Literal["auto", "flashinfer", "torch"] = "auto"
+    """On CUDA: `auto` (FlashInfer if it supports the model), `flashinfer` or `torch`."""
     cuda_graphs: bool = True
+    """On CUDA: decode steps are replayed."""
     deterministic: bool = False
     mem_fraction: float = 0.9
     memory_saver: bool = False
@@ -63,7 +64,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tp_size: int = 1
     workers: tuple[str, ...] = ()
     adopt_grace_s: float = 10.0
+    """How long another scheduler waits for a step of ranks, before they form a new group."""
     map_retry_s: float = 0.2
+    """Between asks for a pool that is not there yet."""
     end_token_ids: tuple[int, ...] = ()
     pooling: PoolingChoice = "auto"
     weights: WeightsRead | None = None

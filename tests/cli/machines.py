@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from cli import main as command_line
 from cli.plan.keys import settle_keys
-from cli.plan.settings import load_settings
+from cli.plan.sources import load_settings
 from mesh.runtime.key_files import KeyDirectory
 
 HOSTS = """

@@ -16,7 +16,8 @@ from cli.errors import BadConfig, BadKeys, CliError, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.plan.api_keys import given_keys, settle_api_keys, take_given_keys
 from cli.plan.role_configs import overlay
-from cli.plan.settings import Settings, foreign_variables, load_settings
+from cli.plan.settings import Settings
+from cli.plan.sources import foreign_variables, load_settings
 from cli.plan.topology import plan_topology
 from cli.protocol import ActorList
 from cli.supervisor.forks.role import known_failure

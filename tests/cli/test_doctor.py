@@ -28,7 +28,7 @@ from cli.doctor.checks import (
 from cli.doctor.versions import release, satisfies
 from cli.exit_codes import ExitCode
 from cli.plan.limits import LEAST, Need, shortfalls
-from cli.plan.settings import load_settings
+from cli.plan.sources import load_settings
 from mesh.runtime.process_limits import (
     ADDRESS_SPACE,
     CPU_TIME,

@@ -231,7 +231,7 @@ def test_a_wrong_command_line_is_told_like_every_other_error(monkeypatch, capsys
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--kv-memory", "10XB"), ExitCode.BAD_CONFIG, "--kv-memory ([kv] memory) is '10XB'"),
+        (("--kv-memory", "10XB"), ExitCode.BAD_CONFIG, "kv.memory is '10XB', but must be an amount of memory"),
         (("--kv-memory", "10MiB", "--kv-pages", "5"), ExitCode.BAD_CONFIG, "given twice"),
         (("--kv-memory", "100TiB"), ExitCode.NO_MEMORY, "do not fit"),
         (("--context-length", "999999999"), ExitCode.BAD_CONFIG, "a context of 999999999 tokens"),

@@ -1,8 +1,9 @@
 import pytest
 
 from cli.errors import BadConfig
-from cli.plan import settings as settings_module
-from cli.plan.settings import Settings, foreign_variables, load_settings, parse_bytes
+from cli.plan import sources
+from cli.plan.settings import Settings, parse_bytes
+from cli.plan.sources import foreign_variables, load_settings
 from tests.cli.refused import refused
 
 
@@ -64,6 +65,20 @@ def test_bad_environment_and_options_name_their_source():
         load_settings(None, {"KVMESH_PORT": "tcp://10.0.0.7:8000"}, {})
 
 
+def test_what_is_wrong_is_named_with_its_source_whatever_other_sources_say(tmp_path):
+    file = write(tmp_path, "port = 1111\n[kv]\nmemory = '1GiB'\n")
+    with refused(BadConfig, "environment variable KVMESH_PORT cannot be used", why="port is '70000'"):
+        load_settings(file, {"KVMESH_PORT": "70000"}, {"port": 3333})
+    with refused(BadConfig, "--kv-memory cannot be used", why="kv.memory is '2 parsecs'", do="512MiB"):
+        load_settings(file, {"KVMESH_KV__MEMORY": "1GiB"}, {"kv__memory": "2 parsecs"})
+    with refused(BadConfig, "mesh.toml cannot be used", why="kv.disk.size is '1 furlong'", do="512MiB"):
+        load_settings(write(tmp_path, "[kv.disk]\nsize = '1 furlong'\n"), {}, {})
+    with refused(BadConfig, "--kv-disk cannot be used", why="kv.disk.directory is 7"):
+        load_settings(None, {}, {"kv__disk__directory": 7})
+    with refused(BadConfig, "what the registry sent cannot be used", why="there is no setting max_cats"):
+        load_settings(None, {}, {}, {"model": "echo", "max_cats": 3})
+
+
 def test_a_foreign_variable_is_a_warning_and_changes_nothing():
     environment = {
         "KVMESH_PROT": "1",
@@ -114,7 +129,7 @@ def test_a_foreign_variable_is_a_warning_and_changes_nothing():
     ],
 )
 def test_faults_are_told_in_words_without_patterns_and_types(monkeypatch, tmp_path, document, why, do):
-    monkeypatch.setattr(settings_module, "_read_file", lambda file: document)
+    monkeypatch.setattr(sources, "_read_file", lambda file: document)
     with pytest.raises(BadConfig) as caught:
         load_settings(tmp_path, {}, {})
     assert caught.value.why.startswith(why)
@@ -148,8 +163,14 @@ def test_amounts_of_memory(text, value):
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "1 PiB", "1e9"])
 def test_what_is_no_amount(text):
-    with pytest.raises(BadConfig, match="not an amount"):
-        parse_bytes(text)
+    for source, given in (
+        ("--kv-memory", ({}, {"kv__memory": text})),
+        ("KVMESH_KV__MEMORY", ({"KVMESH_KV__MEMORY": text}, {})),
+    ):
+        with refused(
+            BadConfig, f"{source} cannot be used", why=f"kv.memory is {text!r}, but must be an amount of memory"
+        ):
+            load_settings(None, *given)
 
 
 def test_origins_are_a_list_or_a_text_with_commas(tmp_path):

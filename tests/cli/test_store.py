@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from cli.errors import BadConfig
-from cli.plan.settings import DiskSettings, KVSettings, Settings, StoreSettings, load_settings
+from cli.plan.settings import DiskSettings, KVSettings, Settings, StoreSettings
+from cli.plan.sources import load_settings
 from cli.plan.topology import Topology, plan_topology
 from nodes.model_spec import resolve_model
 from tests.cli.launches import MACHINE, configs

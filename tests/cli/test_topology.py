@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from cli.errors import BadConfig, NoMemory
 from cli.plan.role_configs import check_config
 from cli.plan.settings import KVSettings, Settings, SupervisionSettings
+from cli.plan.sources import load_settings
 from cli.plan.topology import Machine, plan_topology, segment_prefix
 from kvstore.pool.page_pool import PoolInfo
 from nodes.context_length import ServedContext
@@ -135,7 +136,7 @@ def test_gateways_of_a_host_keep_responses_in_one_file():
     }
     assert configs(planned(), "gateway")[0].responses_store_bytes == 0
     with pytest.raises(BadConfig, match="--responses-store"):
-        planned(responses_store="much")
+        load_settings(None, {}, {"responses_store": "much"})
 
 
 def test_gateways_have_a_page_unless_it_is_switched_off():

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from cli.commands.config import show, topology_schema
 from cli.errors import BadConfig, NoMemory
 from cli.plan.hosts import HostSettings, check_hosts
-from cli.plan.settings import KVSettings, Settings, load_settings
+from cli.plan.settings import KVSettings, Settings
+from cli.plan.sources import load_settings
 from cli.plan.topology import Machine, plan_topology
 from mesh.address import HOST_NAME, host_of
 from nodes.model_spec import resolve_model

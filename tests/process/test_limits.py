@@ -22,7 +22,7 @@ from cli.client import ASK_TIMEOUT_S, connected, find_mesh
 from cli.commands.up import plan
 from cli.errors import CliError
 from cli.plan.limits import LEAST
-from cli.plan.settings import load_settings
+from cli.plan.sources import load_settings
 from cli.protocol import ActorList, ListActors
 from cli.supervisor.told.progress import Progress
 from mesh.runtime import process_limits
