@@ -19,6 +19,7 @@ import pytest
 
 from mesh.testing.ports import free_port
 from tests.clients.environments import python_with
+from tests.nodes.gateway.exposition import what_is_invalid
 from tests.process.conftest import wait_until
 from tests.serving.conftest import RunningMesh, start_mesh
 
@@ -164,7 +165,11 @@ def test_what_passes(python: str, meshes: list[RunningMesh], tmp_path: Path, pol
         for method, path in (("POST", "/v1/responses/resp_1/cancel"), ("GET", "/v1/responses/resp_1")):
             missing = httpx.request(method, router.url + path)
             assert (missing.status_code, missing.json()["error"]["code"]) == (404, "response_not_found")
-        assert httpx.get(router.url + "/engine_metrics").status_code == 200
+        # It adds to each sample whose it is.
+        scraped = httpx.get(router.url + "/engine_metrics")
+        assert scraped.status_code == 200
+        assert what_is_invalid(scraped.text) == []
+        assert all(f'worker_addr="{mesh.url}"' in scraped.text for mesh in meshes)
         flushed = httpx.post(router.url + "/flush_cache").json()
         assert {one["error"] for one in flushed["failed"]} == {"HTTP 403 Forbidden"}, "only with --control"
     assert unanswered(meshes) == before, "the router asked for something that is not there"

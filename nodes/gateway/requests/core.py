@@ -334,12 +334,9 @@ class GatewayCore:
         if event.route.decode == holder or not state.may_move or not self.moves.remaining_s(holder, now):
             return
         # It goes once its holder has let go of it, and has said how many workers died with it by then.
-        state.move = event
-        state.num_moves += 1
+        state.leave(event)
         self._cancel(state, now)
-        # As after any attempt: if the group refuses it, there is time to find another, or to go back. The holder sends
-        # nothing more; should it not even say so, it is asked for output, and has no such attempt.
-        state.resend_at = state.recover_by = now + self._config.recovery_timeout_s
+        state.recover_by = now + self._config.recovery_timeout_s
         self._arm(state)
 
     def _on_cancelled(self, event: CancelAcknowledged, now: float) -> None:
@@ -350,16 +347,17 @@ class GatewayCore:
     def _on_let_go(self, ref: AttemptRef, holder: str, now: float) -> None:
         """The holder has cancelled an attempt: if it was to move, it does."""
         state = self.requests.get(ref.request_id)
-        if state is None or state.move is None or state.phase > Phase.RUNNING:
+        if state is None or state.phase > Phase.RUNNING or ref.attempt < state.attempt:
             return
-        if (state.move.holder, state.move.attempt) != (holder, state.attempt) or ref.attempt < state.attempt:
+        if (move := state.moving) is None or move.holder != holder:
             return
         state.log.failed(MOVED, f"the worker of {holder} is dead", now)
         state.attempt += 1
         self.moves.num_moves += 1
         state.excluded = []
+        # As after any attempt: if the group refuses it, there is time to find another, or to go back.
         state.recover_by = now + self._config.recovery_timeout_s
-        self._take_route(state, state.move.route, now)
+        self._take_route(state, move.route, now)
 
     def _take_route(self, state: RequestState, route: Route, now: float) -> None:
         state.route = route
@@ -521,7 +519,7 @@ class GatewayCore:
             return
         if state.phase is Phase.WAITING and now >= state.retry_at:
             self._ask_route(state)
-        elif state.phase is Phase.RUNNING and now >= state.resend_at:
+        elif state.phase is Phase.RUNNING and now >= state.asks_again_at:
             self.resends.ask_again(state, len(state.output_ids), now)
         self._arm(state)
 

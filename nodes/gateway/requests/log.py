@@ -47,6 +47,7 @@ class RequestState:
     """One request of one client. Written by `GatewayCore` only."""
 
     __slots__ = (
+        "_move",
         "arrived_at",
         "attempt",
         "awaited_epoch",
@@ -63,7 +64,6 @@ class RequestState:
         "last_at",
         "log",
         "lost_by",
-        "move",
         "num_cached_tokens",
         "num_chars",
         "num_failures",
@@ -118,8 +118,7 @@ class RequestState:
         self.lost_by: set[tuple[str, int]] = set()
         # Workers that died in a step of it without an answer, until it has so many output ids; moves since output came.
         self.deaths = self.cleared_at = self.num_moves = 0
-        # Where it goes once its holder has let go of the attempt; of another attempt it says nothing.
-        self.move: MoveChosen | None = None
+        self._move: MoveChosen | None = None
         self.num_resends = 0
         self.gap_until = 0.0
         self.resend_at = 0.0
@@ -144,7 +143,22 @@ class RequestState:
     @property
     def may_move(self) -> bool:
         """Whether it may leave a group whose worker is dead. One that may have killed it moves once."""
-        return self.num_moves < (1 if self.deaths else MAX_MOVES)
+        return self.moving is None and self.num_moves < (1 if self.deaths else MAX_MOVES)
+
+    @property
+    def moving(self) -> MoveChosen | None:
+        """Where it goes once its holder has let go of the present attempt."""
+        return self._move if self._move is not None and self._move.attempt == self.attempt else None
+
+    def leave(self, move: MoveChosen) -> None:
+        """The holder is asked to let go of it."""
+        self._move = move
+        self.num_moves += 1
+
+    @property
+    def asks_again_at(self) -> float:
+        """When its holder is asked for output: if it is to move, that sends nothing more, and need only say so."""
+        return self.resend_at if self.moving is None else max(self.resend_at, self.recover_by)
 
     def suspect(self, suspected: Suspected) -> None:
         """It was in a step that a worker died with, and is believed to be harmless once it has got past it."""
@@ -161,7 +175,7 @@ class RequestState:
         over_at = self.arrived_at + timeout_s
         if self.phase is Phase.WAITING:
             return min(over_at, self.retry_at)
-        return min(over_at, self.resend_at) if self.phase is Phase.RUNNING else over_at
+        return min(over_at, self.asks_again_at) if self.phase is Phase.RUNNING else over_at
 
     def accept_vector(self, pooled: Pooled, now: float) -> DeliverVector:
         """Take the vector of the present attempt."""

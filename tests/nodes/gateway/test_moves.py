@@ -244,6 +244,18 @@ def test_a_holder_that_never_lets_go_is_asked_for_output_in_the_end(running: Gat
     assert of(running.handle(Tick(), 1.1 + CONFIG.recovery_timeout_s), SendResend)
 
 
+def test_who_is_to_move_is_asked_for_no_more() -> None:
+    """Nor is its holder asked for output, whether or not it has said before that it took the request."""
+    core = mesh()
+    core.handle(opened(), 0.0)
+    core.handle(GroupAway("d0", 60.0), 1.0)
+    core.handle(MoveChosen("r", 0, "d0", THERE), 1.1)
+    assert not of(core.handle(SubmitAccepted([AttemptRef("r", 0)], "d0", 1), 1.2), AskMove)
+    assert core.handle(GroupAway("d0", 60.0), 1.3) == []
+    assert core.handle(MoveChosen("r", 0, "d0", THERE), 1.4) == []
+    assert not of(core.handle(Tick(), 1.1 + CONFIG.recovery_timeout_s - 0.1), SendResend)
+
+
 def test_nobody_is_moved_without_end(running: GatewayCore) -> None:
     places = ["d0", "d1"]
     for attempt in range(MAX_MOVES):
