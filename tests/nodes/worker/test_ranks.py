@@ -123,8 +123,8 @@ def test_ranks_meet_whatever_dies_in_any_order(seed: int, size: int) -> None:
             if isinstance(one, Reply):
                 answered, epoch = one.call
                 if epoch == epochs[answered] and not (lossy and dice.random() < 0.3):
-                    groups[answered] = one.formed.epochs
-                groups[0] = one.formed.epochs
+                    groups[answered] = one.message.epochs
+                groups[0] = one.message.epochs
             elif isinstance(one, Over):
                 restart(0)
 
