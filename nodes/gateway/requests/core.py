@@ -336,6 +336,7 @@ class GatewayCore:
         # It goes once its holder has let go of it, and has said how many workers died with it by then.
         state.leave(event)
         self._cancel(state, now)
+        # A holder that has not said so by then will not, for the cancel is given up: it is asked for output again.
         state.recover_by = now + self._config.recovery_timeout_s
         self._arm(state)
 

@@ -25,7 +25,8 @@ from nodes.scheduler.worker_link.pipeline import Pipeline
 
 AWAY: Final = "worker_away"
 LATE_CANCELS_S: Final = 5.0
-"""After the time that gateways were told, in which they move requests: a cancel is lost, and asked for again."""
+"""How long after the time that gateways were told, in which they move requests, a cancel for that may still come: it
+may be lost, and is asked for again after at most 2.5 s."""
 
 
 class WorkerAbsence:
