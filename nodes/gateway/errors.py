@@ -23,24 +23,29 @@ event.
 """
 
 import re
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Mapping
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
 from nodes.gateway.requests.events import Failure
 from nodes.protocol.attempts import OVER_SHARE
 
-NameOf = Callable[[str], str]
-"""What a client calls a field of the body that its own was made into; other fields keep their names."""
+Value = TypeVar("Value")
+Names = Mapping[str, str]
+"""What a surface calls fields that chats or completions have under another name, by that name."""
 _QUOTED: Final = re.compile(r"'([a-z_]\w*(?:\.\w+)*)'")
 _OF_ROLES: Final = ("prompt", "messages")
 """The names that roles behind a gateway have for what a client sends."""
 
 
-def renamed(message: str, name_of: NameOf) -> str:
-    """The message with the client's names for all fields that it quotes."""
-    return _QUOTED.sub(lambda found: f"'{name_of(found[1])}'", message)
+def name_in(names: Names, param: str) -> str:
+    """What a surface calls a field, or what is inside of it, by its path; other fields keep their names."""
+    head, inside = param, ""
+    while head and head not in names:
+        head, dot, last = head.rpartition(".")
+        inside = f"{dot}{last}{inside}"
+    return names[head] + inside if head else param
 
 
 class ApiError(Exception):
@@ -74,10 +79,11 @@ class ApiError(Exception):
         if code is not None:
             self.code = code
 
-    def rename(self, name_of: NameOf) -> None:
+    def rename(self, names: Names) -> None:
         """Have it name the client's fields. Once: what is renamed may be the name of another field."""
-        self.message = renamed(self.message, name_of)
-        self.param = self.param and name_of(self.param)
+        if names:
+            self.message = _QUOTED.sub(lambda found: f"'{name_in(names, found[1])}'", self.message)
+            self.param = self.param and name_in(names, self.param)
 
     def __str__(self) -> str:
         # Not what it was made with: a surface may have put its own field's name into the message.
@@ -127,6 +133,24 @@ class BadRequest(ApiError, status=400, type="invalid_request_error"):
     """The client's mistake; sending it again changes nothing."""
 
     code = None
+
+
+def invalid(message: str, param: str) -> BadRequest:
+    """Of a value that no field can have."""
+    return BadRequest(message, param=param, code="invalid_value")
+
+
+def unsupported(message: str, param: str) -> BadRequest:
+    """Of a field, or a value of it, that this server or its model has not."""
+    return BadRequest(message, param=param, code="unsupported_parameter")
+
+
+def required(value: Value | None, param: str) -> Value:
+    """The value of a field. Raises BadRequest if there is none."""
+    if value is None:
+        message = f"Missing required parameter: '{param}'."
+        raise BadRequest(message, param=param, code="missing_required_parameter")
+    return value
 
 
 class Unauthorized(BadRequest, status=401, code="invalid_api_key"):

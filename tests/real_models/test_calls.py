@@ -16,7 +16,7 @@ from nodes.asks.grammar_text import grammar_of, limits
 from nodes.detokenizer.incremental import DecoderFactory
 from nodes.gateway.asked.answer_form import AnswerForm, form_of
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.jobs.answer_events import Answers, Joined
+from nodes.gateway.jobs.answer_events import Answers
 from nodes.gateway.jobs.constraints import after_reasoning, with_calls
 from nodes.gateway.jobs.validation import Validator
 from nodes.model_spec.token_bytes import added_ids
@@ -24,6 +24,8 @@ from nodes.model_spec.vocabulary import load_tokenizer
 from nodes.protocol import PROMPT_TAIL_CHARS, TemplateIs
 from nodes.tokenizer.templates.chat_template import ChatRequest, ChatTemplate
 from tests.nodes.gateway.parsers.test_published_templates import published
+from tests.nodes.gateway.parsers.whole import Answer as ReadAnswer
+from tests.nodes.gateway.parsers.whole import read_whole
 from tests.real_models.folders import folder_of, spec_of
 
 pytestmark = [pytest.mark.real_models, pytest.mark.timeout(300)]
@@ -58,12 +60,12 @@ class Published(NamedTuple):
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def read(self, ids: list[int], tail: str) -> Joined:
+    def read(self, ids: list[int], tail: str) -> ReadAnswer:
         """As detokenizer and gateway do, token by token."""
         decoder = DecoderFactory(self.tokenizer).decoder(True, shown_ids=self.form.shown_ids)
         job = Validator(CONFIG).chat(json.dumps({"messages": [USER], "tools": TOOLS}).encode(), "r")
-        sample = Answers(self.form, job.answer, tail, ["r-0"])
-        return sample.joined(0, "".join(map(decoder.push, ids)) + decoder.flush())
+        answers = Answers(self.form, job.answer, tail, ["r-0"])
+        return read_whole(answers, "".join(map(decoder.push, ids)) + decoder.flush())
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -83,7 +85,7 @@ def test_a_call_that_the_template_renders_is_read_back(model: Published) -> None
     mark = next((one for one in ("<think>", "</think>") if one in begins), "")
     begins = begins if whole.startswith(begins) or not mark else begins[: begins.rindex(mark)]
     answer = model.read(model.ids(whole.removeprefix(begins)), begins[-PROMPT_TAIL_CHARS:])
-    assert [(call.name, json.loads(call.arguments)) for _, call in answer.calls] == [("get", ARGUMENTS)]
+    assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == [("get", ARGUMENTS)]
 
 
 def test_a_required_call_is_allowed_in_the_tokens_of_the_model_and_nothing_else(model: Published) -> None:
@@ -104,7 +106,7 @@ def test_a_required_call_is_allowed_in_the_tokens_of_the_model_and_nothing_else(
     ids = model.ids(text)
     assert matcher.try_consume_tokens(ids) == len(ids), text
     assert matcher.is_accepting()
-    assert [call.arguments for _, call in model.read(ids, tail).calls] == ['{"n": 1}']
+    assert [call.arguments for call in model.read(ids, tail).calls] == ['{"n": 1}']
     if not tail.rstrip().endswith("<think>"):
         matcher = LLMatcher(reader, document, limits=limits(), log_level=0)
         assert matcher.try_consume_tokens(model.ids("Certainly, ")) == 0

@@ -229,10 +229,10 @@ def test_an_answer_of_codex_s_output_schema(mesh: RunningMesh) -> None:
 
 
 def test_what_codex_sends_back_reaches_the_model() -> None:
-    chat = json.loads(translate(read(json.dumps(recorded("codex/reasoning")).encode())).chat)
-    roles = [message["role"] for message in chat["messages"]]
+    turns = json.loads(translate(read(json.dumps(recorded("codex/reasoning")).encode())).conversation.chat)
+    roles = [message["role"] for message in turns]
     assert roles == ["developer", "user", "user", "assistant", "tool", "tool", "assistant", "tool"]
-    *_, looked, _, _, wrote, written = chat["messages"]
+    *_, looked, _, _, wrote, written = turns
     assert (looked["reasoning_content"], looked["content"]) == ("\nRead it first.\n", "\n\nLet me see.\n")
     assert [json.loads(one["function"]["arguments"])["cmd"] for one in looked["tool_calls"]] == ["cat hello.txt", "ls"]
     (patch,) = wrote["tool_calls"]

@@ -11,7 +11,7 @@ their requests the same one. All samples of a prompt go by the name of the promp
 from collections.abc import Sequence
 from typing import Self
 
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import invalid
 from nodes.gateway.requests.outputs import Generation
 
 
@@ -25,8 +25,7 @@ def prompt_names(name: str | Sequence[str], num_prompts: int) -> list[str]:
 def check_names(names: Sequence[str], num_prompts: int) -> None:
     """Raise `BadRequest` unless there is a name for each prompt."""
     if len(names) != num_prompts or "" in names:
-        message = f"'rid' must be one name, or a list of one for each of the {num_prompts} prompts."
-        raise BadRequest(message, param="rid", code="invalid_value")
+        raise invalid(f"'rid' must be one name, or a list of one for each of the {num_prompts} prompts.", "rid")
 
 
 def _prompts_by_name(names: Sequence[str | Sequence[str]], num_prompts: int) -> dict[str, list[int]]:

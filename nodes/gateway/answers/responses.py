@@ -15,7 +15,7 @@ from nodes.gateway.requests.outputs import Generation, Piece
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What every chunk of a call and its whole response have in common."""
+    """What every chunk of a call and its whole response have in common, but for `object`, which is that of chunks."""
 
     id: str
     object: str

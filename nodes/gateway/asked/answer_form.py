@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mesh.actor import Answer
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import BadRequest, Internal
+from nodes.gateway.errors import Internal, unsupported
 from nodes.gateway.fields.tool_fields import ToolUse
 from nodes.gateway.parsers import (
     CALLS,
@@ -48,13 +48,13 @@ class AnswerForm(NamedTuple):
                 f"'{use.param}' is not supported by this model: its chat template does not show tools. The operator may"
                 " give one that does (`--chat-template FILE`)."
             )
-            raise BadRequest(message, param=use.param, code="unsupported_parameter")
+            raise unsupported(message, use.param)
         if self.names.calls is None:
             message = (
                 f"'{use.param}' is not supported by this server: no parser reads calls as this model writes them."
                 " The operator may name one (`--tool-call-parser`)."
             )
-            raise BadRequest(message, param=use.param, code="unsupported_parameter")
+            raise unsupported(message, use.param)
 
     def is_parsed(self, tools: OfferedTools) -> bool:
         """Whether anything has to be looked for in an answer."""

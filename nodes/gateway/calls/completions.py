@@ -115,7 +115,7 @@ class CompletionEndpoint(JobEndpoint):
         job, form, prepared, vocabulary, texts = told
         head = Head(
             id=job.prepare.request_id,
-            object=self._surface.chunk_object if job.stream else self._surface.whole_object,
+            object=self._surface.chunk_object,
             created=int(time.time()),
             model=self._service.config.model_name,
             system_fingerprint=self._fingerprint,

@@ -62,7 +62,7 @@ class EventStream:
             chunks = self._chunks()
             if output.failure is not None:
                 error = failed(self._service, output.failure, self._job)
-                error.rename(self._job.name_of)
+                error.rename(self._job.names)
                 chunks.append(self._writer.error(error))
             elif finished:
                 # Not after an error: the answer is incomplete then.

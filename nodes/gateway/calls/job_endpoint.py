@@ -72,7 +72,7 @@ class JobEndpoint(ABC):
                 try:
                     await self._generate(call, job, track, named)
                 except ApiError as error:
-                    error.rename(job.name_of)
+                    error.rename(job.names)
                     raise
         finally:
             self._service.door.leave(place)

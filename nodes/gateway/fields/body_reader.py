@@ -2,12 +2,13 @@
 
 import codecs
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
 
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import BadRequest, unsupported
 from nodes.gateway.fields.unsupported import IGNORED, NEUTRAL_VALUES, NeutralValues, is_neutral
 
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
@@ -26,10 +27,10 @@ _HINTS: dict[str | None, str] = {"max_tokens": _LEAST_TOKENS, "max_completion_to
 
 
 class Decoded(NamedTuple):
-    """A typed body, the raw JSON of each of its fields, and the names of unknown fields."""
+    """A typed body, the fields that were given, each as raw JSON, and the names of unknown ones."""
 
     body: Any
-    fields: dict[str, Raw]
+    fields: Mapping[str, Any]
     unknown_fields: list[str]
 
 
@@ -75,6 +76,15 @@ class BodyReader:
             raise BadRequest(problem, code="invalid_json") from None
 
 
+def converted(fields: Mapping[str, Any], body_type: type[Struct]) -> Decoded:
+    """A body from fields that are decoded; those that are None are not given. Raises `BadRequest` as a reader."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return Decoded(msgspec.convert(given, body_type, str_keys=True), given, [])
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from None
+
+
 def _check_fields(fields: dict[str, Raw], known: frozenset[str], neutral: NeutralValues) -> list[str]:
     unknown: list[str] = []
     for name, raw in fields.items():
@@ -83,8 +93,7 @@ def _check_fields(fields: dict[str, Raw], known: frozenset[str], neutral: Neutra
         if name not in neutral:
             unknown.append(name)
         elif not is_neutral(msgspec.json.decode(raw), neutral[name]):
-            message = f"'{name}' is not supported at this route. Leave it out."
-            raise BadRequest(message, param=name, code="unsupported_parameter")
+            raise unsupported(f"'{name}' is not supported at this route. Leave it out.", name)
     return unknown
 
 

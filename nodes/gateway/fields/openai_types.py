@@ -84,8 +84,8 @@ class GenerationBody(TruncationFields, frozen=True, kw_only=True):
     return_cached_tokens_details: bool | None = None
 
 
-class ContentPart(Struct, frozen=True, kw_only=True):
-    """A part of a message; only text is supported."""
+class ContentPart(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of a message; only text is supported (`conversation.py`)."""
 
     type: str
     text: str | None = None
@@ -109,10 +109,9 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     name: str | None = None
 
 
-class ChatCompletionBody(GenerationBody, frozen=True, kw_only=True):
-    """POST /v1/chat/completions."""
+class ChatOptions(GenerationBody, frozen=True, kw_only=True):
+    """What the body of a chat has beside its messages and tools."""
 
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
@@ -124,6 +123,12 @@ class ChatCompletionBody(GenerationBody, frozen=True, kw_only=True):
     stream_reasoning: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None
+
+
+class ChatCompletionBody(ChatOptions, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -146,6 +151,8 @@ def _with_asks(body: type[Struct], route: Literal["chat", "text"]) -> type[Struc
 
 CHAT_BODY: Final = _with_asks(ChatCompletionBody, "chat")
 """`ChatCompletionBody` with the fields of what a request may ask of its draws."""
+CHAT_OPTIONS: Final = _with_asks(ChatOptions, "chat")
+"""The same of `ChatOptions`, which other surfaces make of their bodies."""
 COMPLETION_BODY: Final = _with_asks(CompletionBody, "text")
 """The same of `CompletionBody`."""
 

@@ -1,20 +1,17 @@
-"""Fields that change what a prompt is made of: `suffix` of a completion, `documents` and `verbosity` of a chat. Pure.
+"""Fields that change what a prompt is made of: `suffix` of a completion, variables of a chat's template. Pure.
 
 Whether they can be served follows from the model: from tokens of its vocabulary (`GatewayConfig.fill_in`), from
 variables of its chat template (`template_reads`). A field that would change nothing is refused by name.
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
-from msgspec import Raw
-from msgspec.structs import replace
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import BadRequest
-from nodes.gateway.fields.openai_types import ChatCompletionBody, CompletionBody
-from nodes.protocol import Prepare
+from nodes.gateway.errors import invalid, unsupported
+from nodes.gateway.fields.openai_types import ChatOptions, CompletionBody
 
 _OF_TEMPLATES: Final = ("documents", "verbosity")
 NEUTRAL_VERBOSITY: Final = "medium"
@@ -29,32 +26,34 @@ def with_suffix(
         return texts
     if config.fill_in is None:
         message = "'suffix' is not supported by this model: its vocabulary has no tokens that ask for a middle."
-        raise BadRequest(message, param="suffix", code="unsupported_parameter")
+        raise unsupported(message, "suffix")
     if texts is None:
-        message = "'suffix' needs a 'prompt' of text, not of token ids."
-        raise BadRequest(message, param="prompt", code="invalid_value")
+        raise invalid("'suffix' needs a 'prompt' of text, not of token ids.", "prompt")
     if echo:
-        message = "'echo' and 'suffix' cannot be used together."
-        raise BadRequest(message, param="echo", code="invalid_value")
+        raise invalid("'echo' and 'suffix' cannot be used together.", "echo")
     return [config.fill_in.text(text, body.suffix) for text in texts]
 
 
-def with_template_fields(
-    prepare: Prepare, body: ChatCompletionBody, fields: Mapping[str, Raw], config: GatewayConfig
-) -> Prepare:
-    """The question with those fields among the template's variables. Raises `BadRequest`."""
+def template_variables(options: ChatOptions, fields: Mapping[str, Any], config: GatewayConfig) -> bytes | None:
+    """Variables of the chat template that fields stand for, under the names that templates know; those that a client
+    gives by their own name go before them. Raises `BadRequest`.
+    """
     # An empty list of documents says nothing.
-    given = [name for name in _OF_TEMPLATES if getattr(body, name)]
+    given = [name for name in _OF_TEMPLATES if getattr(options, name)]
     for name in given:
-        if name not in config.template_reads and getattr(body, name) != NEUTRAL_VERBOSITY:
-            raise BadRequest(
+        if name not in config.template_reads and getattr(options, name) != NEUTRAL_VERBOSITY:
+            raise unsupported(
                 f"'{name}' is not read by this model's chat template; one that does can be set with --chat-template.",
-                param=name,
-                code="unsupported_parameter",
+                name,
             )
-    if not given:
-        return prepare
-    # A variable that is given by its own name goes before the field.
-    named = msgspec.json.decode(prepare.chat_template_kwargs or b"{}", type=dict[str, Raw])
-    variables = {name: fields[name] for name in given} | named
-    return replace(prepare, chat_template_kwargs=msgspec.json.encode(variables))
+    variables: dict[str, Any] = {name: fields[name] for name in given}
+    if options.reasoning_effort is not None:
+        # Templates know one of two names (Qwen's, DeepSeek's); one that knows neither ignores both.
+        thinks = options.reasoning_effort != "none"
+        variables |= {"enable_thinking": thinks, "thinking": thinks}
+        if thinks:
+            variables["reasoning_effort"] = options.reasoning_effort
+    if options.enable_thinking is not None:
+        variables |= {"enable_thinking": options.enable_thinking, "thinking": options.enable_thinking}
+    variables |= options.chat_template_kwargs or {}
+    return msgspec.json.encode(variables) if variables else None

@@ -68,16 +68,16 @@ FunctionChoice = Literal["none", "auto"] | NamedFunction
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class SaidFunction(Struct, frozen=True, kw_only=True):
+class SaidFunction(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A function that the model called; `arguments` are a JSON object as text, or as it is."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class SaidCall(Struct, frozen=True, kw_only=True):
+class SaidCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A call in a message of an assistant."""
 
-    function: SaidFunction
     id: str | None = None
     type: Literal["function"] | None = None
+    function: SaidFunction

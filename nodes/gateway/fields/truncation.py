@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import invalid
 from nodes.protocol import Prepare
 from nodes.request import StopRules
 
@@ -34,7 +34,7 @@ def truncated(
         return prepare
     if wanted == 0:
         message = "'truncate_prompt_tokens' must be at least 1, or -1 for what fits the context beside the answer."
-        raise BadRequest(message, param="truncate_prompt_tokens", code="invalid_value")
+        raise invalid(message, "truncate_prompt_tokens")
     if wanted < 0:
         # An answer has at least one token.
         wanted = max(1, config.context_length - max(stop.max_tokens or default_tokens, stop.min_tokens, 1))

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 from nodes.gateway.asked.answer_form import AnswerForm
 from nodes.gateway.parsers import AnswerParser, OfferedTools, make_parser
 from nodes.gateway.parsers.call_ids import call_id
-from nodes.gateway.parsers.events import Call, CallArguments, CallBegin, CallEnd, End, Event, Mark, Reasoning, Text
+from nodes.gateway.parsers.events import CallArguments, CallBegin, CallEnd, End, Event, Mark, Reasoning, Text
 
 _REASONING_MARKS: Final = frozenset({"<think>", "</think>", "[THINK]", "[/THINK]"})
 
@@ -24,14 +24,6 @@ class AnswerFields(NamedTuple):
     one_call: bool = False
     reasoning: Literal["apart", "text", "hidden"] = "apart"
     streams_reasoning: bool = True
-
-
-class Joined(NamedTuple):
-    """An answer that is not streamed; its calls with their index, which is that of their events."""
-
-    text: str
-    reasoning: str = ""
-    calls: Sequence[tuple[int, Call]] = ()
 
 
 class SampleEvents:
@@ -129,14 +121,15 @@ class Answers:
         """The id of a call of a sample: the same however often the answer is made again."""
         return call_id(self._request_ids[number], index, short=self._short_ids)
 
-    def joined(self, number: int, text: str) -> Joined:
-        """The whole answer of a sample that has ended."""
-        sample = self.samples[number]
-        return joined([*sample.feed(text), *sample.close()])
 
-
-def merged(events: Iterable[Event]) -> Iterator[Event]:
+def merged(events: Sequence[Event]) -> Iterable[Event]:
     """Pieces of one thing after each other as one piece, and no empty ones: a loop turn may bring many. No marks."""
+    # Most often it brings one.
+    is_one = len(events) == 1 and isinstance(events[0], Text | Reasoning) and events[0].text
+    return events if is_one else _merged(events)
+
+
+def _merged(events: Sequence[Event]) -> Iterator[Event]:
     for (kind, index), several in groupby(events, lambda event: (type(event), getattr(event, "call_index", -1))):
         if kind is Text or kind is Reasoning:
             text = "".join(event.source for event in several)
@@ -149,28 +142,3 @@ def merged(events: Iterable[Event]) -> Iterator[Event]:
                 yield CallArguments(index, text, "".join(event.source for event in pieces))
         elif kind is not Mark:
             yield from several
-
-
-def joined(events: Iterable[Event]) -> Joined:
-    """Of the events of one sample; a call that is not whole is in its text alone."""
-    text: list[str] = []
-    reasoning: list[str] = []
-    begun: dict[int, tuple[str, list[str]]] = {}
-    calls: list[tuple[int, Call]] = []
-    for event in events:
-        match event:
-            case Text(piece):
-                text.append(piece)
-            case Reasoning(piece):
-                reasoning.append(piece)
-            case CallBegin(index, name, _):
-                begun[index] = (name, [])
-            case CallArguments(index, piece, _):
-                begun[index][1].append(piece)
-            case CallEnd(index, whole, _):
-                name, arguments = begun[index]
-                if whole:
-                    calls.append((index, Call(name, "".join(arguments))))
-            case Mark() | End():
-                pass
-    return Joined("".join(text), "".join(reasoning), calls)

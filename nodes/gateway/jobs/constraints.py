@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from nodes.asks.grammar import Grammar
 from nodes.gateway.asked.answer_form import AnswerForm
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import BadRequest, unsupported
 from nodes.gateway.fields.tool_fields import OfferedTool
 from nodes.gateway.jobs.answer_grammar import CallGrammar, Unwritable, arguments_schema, before_answer, json_term
 from nodes.gateway.jobs.validation import Job, with_asks
@@ -55,7 +55,7 @@ def _grammar_of(job: Job, form: AnswerForm) -> CallGrammar:
     if name not in CALLS or form.call_form is None:
         param = "tool_choice" if use.must_call else use.param
         message = f"'{param}' asks for calls that are enforced, which the parser '{name}' of this server cannot."
-        raise BadRequest(message, param=param, code="unsupported_parameter")
+        raise unsupported(message, param)
     return CallGrammar(form.call_form, CALLS[name].begin, use.offered, use.one_call, is_harmony=name == HARMONY)
 
 
@@ -64,7 +64,7 @@ def _term_of(content: Grammar, param: str) -> str:
     if content.kind == "json":
         return json_term(content.text, strict=content.strict)
     message = f"'{content.param}' cannot be used together with '{param}': describe the answer by a JSON schema."
-    raise BadRequest(message, param=content.param, code="unsupported_parameter")
+    raise unsupported(message, content.param)
 
 
 def after_reasoning(job: Job, form: AnswerForm, prompt_tail: str) -> Job:

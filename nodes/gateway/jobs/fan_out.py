@@ -12,7 +12,7 @@ from nodes.asks import Ask
 from nodes.context_length import over_context
 from nodes.gateway.clients import NOBODY, Client
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import BadRequest, invalid
 from nodes.gateway.jobs.validation import Job, asked_of
 from nodes.gateway.requests.events import Opened
 from nodes.protocol import Route
@@ -32,7 +32,7 @@ def max_tokens_of(job: Job, num_prompt_tokens: int, config: GatewayConfig) -> in
     """How many tokens a prompt's answer may have; raises `BadRequest` if the context has no room for them."""
     room = config.context_length - num_prompt_tokens
     if num_prompt_tokens == 0:
-        raise BadRequest(f"'{job.prompt_param}' has no tokens.", param=job.prompt_param, code="invalid_value")
+        raise invalid(f"'{job.prompt_param}' has no tokens.", job.prompt_param)
     if job.kind != TOKENS:
         # Nothing is drawn, so the input may fill the context.
         if room < 0:

@@ -4,29 +4,31 @@ Pure: bytes in, `Job` or `BadRequest` out. What only a tokenizer can know (the l
 `fan_out.py` when it is known.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Generic, NamedTuple
 
 from msgspec.structs import asdict, replace
-from typing_extensions import override
+from typing_extensions import TypeVar, override
 
 from nodes.asks import Ask, AskLimits, InvalidAsk, RowReads, asked, read_asks
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import BadRequest, NameOf, UnknownModel
-from nodes.gateway.fields.body_reader import BodyReader, Decoded
+from nodes.gateway.errors import ApiError, BadRequest, Names, UnknownModel, invalid, unsupported
+from nodes.gateway.fields.body_reader import BodyReader, Decoded, converted
 from nodes.gateway.fields.cache_scope import scope_of
 from nodes.gateway.fields.chat_history import check_messages
+from nodes.gateway.fields.conversation import Conversation
 from nodes.gateway.fields.openai_types import (
     CHAT_BODY,
     COMPLETION_BODY,
     ChatCompletionBody,
+    ChatOptions,
     CompletionBody,
     DetokenizeBody,
     GenerationBody,
     TokenizeBody,
 )
-from nodes.gateway.fields.prompt_fields import with_suffix, with_template_fields
-from nodes.gateway.fields.tool_fields import NO_TOOLS, ToolUse, shown_tools, template_kwargs, tools_of
+from nodes.gateway.fields.prompt_fields import template_variables, with_suffix
+from nodes.gateway.fields.tool_fields import NO_TOOLS, Choice, ToolUse, functions_of, tool_use, tools_of
 from nodes.gateway.fields.truncation import truncated
 from nodes.gateway.jobs.answer_events import AnswerFields
 from nodes.protocol import Prepare
@@ -36,6 +38,8 @@ _MASK = 2**63 - 1
 _PROMPT_LOGPROBS: Final = "prompt_logprobs"
 DEFAULT_TEXT_TOKENS: Final = 16
 """Of text completions, as in OpenAI's API; a chat completion may fill the context."""
+Own = TypeVar("Own", default=Any)
+_NO_NAMES: Final[Names] = {}
 
 
 class TokenFields(NamedTuple):
@@ -62,7 +66,7 @@ class TokenFields(NamedTuple):
         return self.reads is not None or self.ids
 
 
-class Job(NamedTuple):
+class Job(NamedTuple, Generic[Own]):
     """A validated call: what to ask a tokenizer, and how to sample. Errors about lengths name one of the two `_param`s.
 
     `client_id` is what the client calls the request in its body, vLLM's `request_id` or SGLang's `rid`; `rids` what it
@@ -72,9 +76,10 @@ class Job(NamedTuple):
     With `fits_max_tokens`, more tokens than the context has room for are no error, and as many as fit are given.
     `shown_ids` are special tokens that are text all the same. With a `kind` other than `tokens` each sample is a
     vector, and nothing is sampled. `own` is what a surface keeps for its answer.
-    `name_of`: the client's names of fields, for errors that come later.
+    `names`: the client's names of fields, for errors that come later.
     """
 
+    own: Own
     prompt_param: str
     default_tokens: int
     prepare: Prepare
@@ -96,10 +101,9 @@ class Job(NamedTuple):
     answer: AnswerFields = AnswerFields()
     tools: ToolUse = NO_TOOLS
     shown_ids: Sequence[int] = ()
-    own: Any = None
     fits_max_tokens: bool = False
     kind: str = TOKENS
-    name_of: NameOf = str
+    names: Names = _NO_NAMES
 
     @property
     def num_prompts(self) -> int:
@@ -117,11 +121,11 @@ def check_model(name: str | None, config: GatewayConfig) -> None:
 def _check_token_ids(token_ids: Sequence[int], config: GatewayConfig, param: str) -> None:
     if config.vocab_size and token_ids and max(token_ids) >= config.vocab_size:
         message = f"Token id {max(token_ids)} in '{param}' is not in the vocabulary of {config.vocab_size} tokens."
-        raise BadRequest(message, param=param, code="invalid_value")
+        raise invalid(message, param)
 
 
 def prompts_of(
-    prompt: str | list[str | int | list[int]], config: GatewayConfig
+    prompt: str | Sequence[str | int | list[int]], config: GatewayConfig
 ) -> tuple[list[str] | None, list[list[int]] | None]:
     """`(texts, token_ids)`, one of which is None. Raises `BadRequest` for a list of mixed kinds."""
     if isinstance(prompt, str):
@@ -131,18 +135,17 @@ def prompts_of(
     lists = [item for item in prompt if isinstance(item, list)]
     if max(len(texts), len(flat), len(lists)) != len(prompt):
         message = "'prompt' must be a string, a list of strings, a list of token ids, or a list of lists of token ids."
-        raise BadRequest(message, param="prompt", code="invalid_value")
+        raise invalid(message, "prompt")
     if "" in texts:
         message = "'prompt' is empty. Give at least one character, or the model's BOS token id to start from nothing."
         raise BadRequest(message, param="prompt", code="empty_prompt")
     if flat:
         lists = [flat]
     if len(texts) > config.max_prompts_per_call or len(lists) > config.max_prompts_per_call:
-        message = f"At most {config.max_prompts_per_call} prompts can be given in one call."
-        raise BadRequest(message, param="prompt", code="invalid_value")
+        raise invalid(f"At most {config.max_prompts_per_call} prompts can be given in one call.", "prompt")
     for token_ids in lists:
         if not token_ids:
-            raise BadRequest("A list of token ids in 'prompt' is empty.", param="prompt", code="invalid_value")
+            raise invalid("A list of token ids in 'prompt' is empty.", "prompt")
         _check_token_ids(token_ids, config, "prompt")
     return (texts, None) if texts else (None, lists)
 
@@ -193,8 +196,7 @@ def _stop_rules(body: GenerationBody, config: GatewayConfig) -> StopRules:
     max_tokens = 1 if (given := _given_tokens(body)) == 0 else given or 0
     min_tokens = body.min_tokens or 0
     if max_tokens and min_tokens > max_tokens:
-        message = f"'min_tokens' is {min_tokens}, but at most {max_tokens} tokens are requested."
-        raise BadRequest(message, param="min_tokens", code="invalid_value")
+        raise invalid(f"'min_tokens' is {min_tokens}, but at most {max_tokens} tokens are requested.", "min_tokens")
     _check_token_ids(body.stop_token_ids or [], config, "stop_token_ids")
     stop = [body.stop] if body.stop and isinstance(body.stop, str) else list(body.stop or [])
     return StopRules(
@@ -219,7 +221,7 @@ def _token_fields(body: GenerationBody, asks: Sequence[Ask]) -> TokenFields:
     param = "max_completion_tokens" if body.max_completion_tokens == 0 else "max_tokens"
     if getattr(body, param) == 0 and not echo and prompt_reads is None:
         message = f"'{param}' must be at least 1: an answer has at least one token, unless it shows the prompt."
-        raise BadRequest(message, param=param, code="invalid_value")
+        raise invalid(message, param)
     return TokenFields(
         prompt_reads=prompt_reads,
         prompt_logprobs=getattr(body, _PROMPT_LOGPROBS),
@@ -234,7 +236,7 @@ def _token_fields(body: GenerationBody, asks: Sequence[Ask]) -> TokenFields:
     )
 
 
-def _answer_fields(body: ChatCompletionBody, use: ToolUse) -> AnswerFields:
+def _answer_fields(body: ChatOptions, use: ToolUse) -> AnswerFields:
     return AnswerFields(
         is_chat=True,
         tools={tool.name: tool.parameters for tool in use.offered},
@@ -248,11 +250,11 @@ def _answer_fields(body: ChatCompletionBody, use: ToolUse) -> AnswerFields:
     )
 
 
-def _check_prompt_ending(body: ChatCompletionBody | TokenizeBody) -> tuple[bool, bool]:
+def _check_prompt_ending(body: ChatOptions | TokenizeBody) -> tuple[bool, bool]:
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         message = "'continue_final_message' and 'add_generation_prompt' cannot be used together."
-        raise BadRequest(message, param="continue_final_message", code="invalid_value")
+        raise invalid(message, "continue_final_message")
     return not continues if body.add_generation_prompt is None else body.add_generation_prompt, continues
 
 
@@ -283,33 +285,57 @@ class Validator:
         self._detokenize = BodyReader(DetokenizeBody)
 
     def chat(self, data: bytes, request_id: str) -> Job:
+        """Of the body of a chat. Raises `ApiError`."""
         self._check_makes_text()
         decoded = self._chat.decode(data)
         body: ChatCompletionBody = decoded.body
-        check_model(body.model, self._config)
         check_messages(body.messages)
-        generation_prompt, continues = _check_prompt_ending(body)
-        use = tools_of(body)
-        prepare = Prepare(
-            request_id=request_id,
-            chat=bytes(decoded.fields["messages"]),
-            tools=use.rendered or None,
-            chat_template_kwargs=template_kwargs(body),
-            add_generation_prompt=generation_prompt,
-            continue_final_message=continues,
-            chat_special_tokens=bool(body.add_special_tokens),
-            extra_key=scope_of(body.cache_salt, body.extra_key),
-        )
-        prepare = with_template_fields(prepare, body, decoded.fields, self._config)
-        return self._job("messages", 0, decoded, prepare)._replace(answer=_answer_fields(body, use), tools=use)
+        conversation = Conversation(turns=decoded.fields["messages"], tools=tools_of(body))
+        return self.converse(conversation, decoded, request_id)
+
+    def converse(self, conversation: Conversation, asked: Decoded, request_id: str, *, names: Names = _NO_NAMES) -> Job:
+        """Of a conversation, with `ChatOptions`, which the surface calls by `names`. Raises `ApiError`."""
+        options: ChatOptions = asked.body
+        use = conversation.tools
+        try:
+            self._check_makes_text()
+            check_model(options.model, self._config)
+            generation_prompt, continues = _check_prompt_ending(options)
+            prepare = Prepare(
+                request_id=request_id,
+                chat=conversation.chat,
+                tools=use.rendered or None,
+                chat_template_kwargs=template_variables(options, asked.fields, self._config),
+                add_generation_prompt=generation_prompt,
+                continue_final_message=continues,
+                chat_special_tokens=bool(options.add_special_tokens),
+                late_system_as_user=conversation.late_system_as_user,
+                extra_key=scope_of(options.cache_salt, options.extra_key),
+            )
+            job = self._job(names.get("messages", "messages"), 0, asked, prepare)
+        except ApiError as error:
+            error.rename(names)
+            raise
+        return job._replace(answer=_answer_fields(options, use), tools=use, names=names)
 
     def text(self, data: bytes, request_id: str) -> Job:
+        """Of the body of a completion. Raises `ApiError`."""
         self._check_makes_text()
-        return self._text_job(data, request_id)
+        return self._text_job(self._text.decode(data), request_id)
+
+    def complete(self, fields: Mapping[str, Any], request_id: str, *, names: Names) -> Job:
+        """Of the fields of a completion, which the surface calls by `names`. Raises `ApiError`."""
+        try:
+            self._check_makes_text()
+            job = self._text_job(converted(fields, COMPLETION_BODY), request_id)
+        except ApiError as error:
+            error.rename(names)
+            raise
+        return job._replace(prompt_param=names["prompt"], names=names)
 
     def probe(self, data: bytes, request_id: str) -> Job:
         """The job of a body of completions; of a model that makes no text it is a vector of the prompt."""
-        job, pooling = self._text_job(data, request_id), self._config.pooling
+        job, pooling = self._text_job(self._text.decode(data), request_id), self._config.pooling
         if self._config.makes_text or pooling is None:
             return job
         prepare = replace(job.prepare, asks=[VECTORS])
@@ -321,8 +347,7 @@ class Validator:
             message = f"The model '{name}' makes no text. It gives {self._config.gives}."
             raise BadRequest(message, code="unsupported_model")
 
-    def _text_job(self, data: bytes, request_id: str) -> Job:
-        decoded = self._text.decode(data)
+    def _text_job(self, decoded: Decoded, request_id: str) -> Job:
         body: CompletionBody = decoded.body
         check_model(body.model, self._config)
         texts, token_ids = prompts_of(body.prompt, self._config)
@@ -342,13 +367,13 @@ class Validator:
         body: TokenizeBody = decoded.body
         check_model(body.model, self._config)
         if (body.prompt is None) == (body.messages is None):
-            raise BadRequest("Give exactly one of 'prompt' and 'messages'.", param="prompt", code="invalid_value")
+            raise invalid("Give exactly one of 'prompt' and 'messages'.", "prompt")
         generation_prompt, continues = _check_prompt_ending(body)
         check_messages(body.messages or ())
         prepare = Prepare(
             request_id=request_id,
             chat=None if body.messages is None else bytes(decoded.fields["messages"]),
-            tools=shown_tools(body.tools) if body.tools else None,
+            tools=tool_use(functions_of(body.tools or ()), Choice()).rendered or None,
             texts=None if body.prompt is None else [body.prompt],
             chat_template_kwargs=bytes(decoded.fields["chat_template_kwargs"]) if body.chat_template_kwargs else None,
             add_generation_prompt=generation_prompt,
@@ -370,21 +395,20 @@ class Validator:
         body: GenerationBody = decoded.body
         options = body.stream_options
         if options is not None and not body.stream:
-            message = "'stream_options' is only allowed when 'stream' is true."
-            raise BadRequest(message, param="stream_options", code="invalid_value")
+            raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options")
         if options is not None and options.include_obfuscation:
             param = "stream_options.include_obfuscation"
-            raise BadRequest(f"'{param}' is not supported by this server.", param=param, code="unsupported_parameter")
+            raise unsupported(f"'{param}' is not supported by this server.", param)
         n = body.n or 1
         # Counted over all prompts: each sample is a request of its own, with pages and a row in steps.
         num_samples = n * len(prepare.texts or prepare.token_ids or [None])
         if num_samples > self._config.max_samples_per_call:
             most = self._config.max_samples_per_call
-            message = f"{num_samples} samples in one call are too many; at most {most} are allowed."
-            raise BadRequest(message, param="n", code="invalid_value")
+            raise invalid(f"{num_samples} samples in one call are too many; at most {most} are allowed.", "n")
         asks, stop = self._asks(decoded), _stop_rules(body, self._config)
         prepare = truncated(prepare, body, stop, default_tokens, self._config)
         job = Job(
+            own=None,
             prompt_param=prompt_param,
             default_tokens=default_tokens,
             prepare=prepare,

@@ -61,10 +61,3 @@ class End(NamedTuple):
 
 Event: TypeAlias = Text | Reasoning | CallBegin | CallArguments | CallEnd | Mark | End
 END: Final = End()
-
-
-class Call(NamedTuple):
-    """A whole call: `arguments` is a JSON object's text."""
-
-    name: str
-    arguments: str

@@ -20,9 +20,10 @@ from nodes.gateway.fields.openai_types import (
     ChatLogprobs,
     ToolCall,
 )
-from nodes.gateway.jobs.answer_events import Joined, merged
+from nodes.gateway.jobs.answer_events import merged
+from nodes.gateway.jobs.answer_parts import Answer, Began, More, Part, parts_of
 from nodes.gateway.jobs.validation import Job, Validator
-from nodes.gateway.parsers.events import CallArguments, CallBegin, Event, Reasoning, Text
+from nodes.gateway.parsers.events import CallBegin, Event, Reasoning, Text
 from nodes.gateway.requests.events import End, Tokens
 
 
@@ -31,7 +32,6 @@ class ChatSurface(Surface):
 
     path: ClassVar[str] = "/v1/chat/completions"
     id_prefix: ClassVar[str] = "chatcmpl-"
-    whole_object: ClassVar[str] = "chat.completion"
     chunk_object: ClassVar[str] = "chat.completion.chunk"
 
     @override
@@ -44,7 +44,7 @@ class ChatSurface(Surface):
         choices: list[ChatChoice] = []
         for piece, reason in ended(answering.generation):
             stop = details.stop_of(piece.end)
-            message = _message(answering, piece.number, answering.joined(piece))
+            message = _message(answering, piece.number, parts_of(answering.events(piece)))
             choices.append(
                 ChatChoice(
                     index=piece.number,
@@ -84,6 +84,7 @@ class _ChatChunks(ChunkWriter):
     def __init__(self, answering: Answering) -> None:
         super().__init__(answering)
         self._answering = answering
+        self._said = [Answer() for _ in range(self.num_samples)]
         # Tokens of pieces that showed nothing, such as marks: they go with the next one that does.
         self._held: dict[int, Tokens] = {}
 
@@ -123,21 +124,21 @@ class _ChatChunks(ChunkWriter):
 
     def _deltas(self, number: int, events: Sequence[Event]) -> Iterator[dict[str, Any]]:
         is_legacy = self._answering.job.tools.is_legacy
-        for event in merged(events):
-            match event:
-                case Text(text):
+        for step in self._said[number].feed(merged(events)):
+            match step:
+                case More(Part(kind=kind), text) if kind is Text:
                     yield {"content": text}
-                case Reasoning(text):
+                case More(Part(kind=kind), text) if kind is Reasoning:
                     yield {"reasoning": text, "reasoning_content": text}
-                case CallBegin(_, name, _) if is_legacy:
+                case Began(Part(kind=kind, name=name)) if kind is CallBegin and is_legacy:
                     yield {"function_call": {"name": name, "arguments": ""}}
-                case CallArguments(_, text, _) if is_legacy:
+                case More(_, text) if is_legacy:
                     yield {"function_call": {"arguments": text}}
-                case CallBegin(index, name, _):
+                case Began(Part(kind=kind, name=name, call_index=index)) if kind is CallBegin:
                     call_id = self._answering.call_id(number, index)
                     function = {"name": name, "arguments": ""}
                     yield {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
-                case CallArguments(index, text, _):
+                case More(Part(call_index=index), text):
                     yield {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
                 case _:
                     pass
@@ -155,17 +156,24 @@ class _ChatChunks(ChunkWriter):
         return found if found is not None and found.content else None
 
 
-def _message(answering: Answering, number: int, joined: Joined) -> AssistantMessage:
-    functions = [(index, CalledFunction(name=call.name, arguments=call.arguments)) for index, call in joined.calls]
-    calls = [ToolCall(id=answering.call_id(number, index), function=function) for index, function in functions]
-    reasoning = joined.reasoning or UNSET
+def _message(answering: Answering, number: int, parts: Sequence[Part]) -> AssistantMessage:
+    calls = [
+        ToolCall(
+            id=answering.call_id(number, part.call_index),
+            function=CalledFunction(name=part.name, arguments=part.text),
+        )
+        for part in parts
+        if part.kind is CallBegin and part.whole
+    ]
+    text, reasoning = ("".join(part.text for part in parts if part.kind is kind) for kind in (Text, Reasoning))
+    reasoning = reasoning or UNSET
     is_legacy = answering.job.tools.is_legacy
     return AssistantMessage(
-        content=joined.text or None if calls else joined.text,
+        content=text or None if calls else text,
         reasoning=reasoning,
         reasoning_content=reasoning,
         tool_calls=calls if calls and not is_legacy else UNSET,
-        function_call=functions[0][1] if calls and is_legacy else UNSET,
+        function_call=calls[0].function if calls and is_legacy else UNSET,
     )
 
 

@@ -26,7 +26,6 @@ class TextSurface(Surface):
 
     path: ClassVar[str] = "/v1/completions"
     id_prefix: ClassVar[str] = "cmpl-"
-    whole_object: ClassVar[str] = "text_completion"
     chunk_object: ClassVar[str] = "text_completion"
 
     @override

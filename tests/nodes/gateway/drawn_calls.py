@@ -16,14 +16,15 @@ from nodes.asks.grammar import Grammar
 from nodes.asks.grammar_text import grammar_of, limits
 from nodes.gateway.asked.answer_form import AnswerForm, form_of
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.jobs.answer_events import Answers, Joined
+from nodes.gateway.jobs.answer_events import Answers
 from nodes.gateway.jobs.constraints import after_reasoning
 from nodes.gateway.jobs.validation import Job, Validator
 from nodes.gateway.parsers import CALLS, ParserNames, marks_of
-from nodes.gateway.parsers.events import Call
 from nodes.protocol import TemplateIs
 from tests.nodes.asks.grammars import SPEC
 from tests.nodes.asks.grammars import tokenizer as tiny_tokenizer
+from tests.nodes.gateway.parsers.whole import Answer as ReadAnswer
+from tests.nodes.gateway.parsers.whole import Call, read_whole
 
 FORMS = (*CALLS, "mistral named")
 MARKS = sorted({mark for name in CALLS for mark in marks_of(ParserNames(name))} | {"<think>", "</think>"})
@@ -128,8 +129,8 @@ def accepts(text: str, job: Job, of: AnswerForm, tail: str = "") -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def read(text: str, job: Job, of: AnswerForm, tail: str) -> Joined:
-    return Answers(of, job.answer, tail, ["r-0"]).joined(0, text)
+def read(text: str, job: Job, of: AnswerForm, tail: str) -> ReadAnswer:
+    return read_whole(Answers(of, job.answer, tail, ["r-0"]), text)
 
 
 def check_calls(calls: Sequence[Call], tools: Any) -> list[str]:

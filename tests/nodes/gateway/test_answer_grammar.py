@@ -48,7 +48,7 @@ def called(text: str, job: Job, of: Any, tail: str) -> list[str]:
     """The names that an answer calls, each validly, and nothing beside them."""
     answer = read(text, job, of, tail)
     assert not answer.text.strip(), text
-    return check_calls([call for _, call in answer.calls], TOOLS)
+    return check_calls(answer.calls, TOOLS)
 
 
 @pytest.mark.parametrize("has_tokens", [False, True])
@@ -247,7 +247,7 @@ def check_drawn(name: str, seeds: range) -> None:
             assert accepts(written(of, ("f", arguments)), job, of), (parameters, arguments)
         text, is_over = drawn(required, of, seed, tail)
         assert is_over, (parameters, text)
-        assert check_calls([call for _, call in read(text, required, of, tail).calls], [tool]), (parameters, text)
+        assert check_calls(read(text, required, of, tail).calls, [tool]), (parameters, text)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -298,9 +298,7 @@ def test_arguments_of_which_a_tool_has_alternatives(name: str) -> None:
     for seed in range(6):
         text, is_over = drawn(job, of, seed, "")
         assert is_over
-        assert check_calls(
-            [call for _, call in read(text, job, of, "").calls], [{"name": "f", "parameters": parameters}]
-        )
+        assert check_calls(read(text, job, of, "").calls, [{"name": "f", "parameters": parameters}])
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
@@ -367,7 +365,7 @@ def test_values_in_lines_are_read_as_the_schema_says(schema: Any, values: dict[s
     for raw, value in values.items():
         text = written(of, ("f", {"a": raw}))
         assert accepts(text, job, of), raw
-        [(_, call)] = read(text, job, of, "").calls
+        [call] = read(text, job, of, "").calls
         assert json.loads(call.arguments) == {"a": value}
     assert not [raw for raw in others if accepts(written(of, ("f", {"a": raw})), job, of)]
 
@@ -380,7 +378,7 @@ def test_a_text_in_lines_ends_with_the_first_mark(schema: Any) -> None:
     text = written(of, ("f", {"a": "Rome"}))
     for ends, value in ((text, "Rome"), (text.replace("Rome\n", "Rome"), "Rome"), (text.replace("Rome\n", ""), "")):
         assert accepts(ends, job, of)
-        assert [json.loads(call.arguments) for _, call in read(ends, job, of, "").calls] == [{"a": value}]
+        assert [json.loads(call.arguments) for call in read(ends, job, of, "").calls] == [{"a": value}]
     for goes_on in (text.replace("Rome", text), text.replace("Rome\n", text), text.replace("Rome", "R\n<parameter=b>")):
         assert not accepts(goes_on, job, of)
 

@@ -11,11 +11,13 @@ from mesh.address import Address
 from nodes.gateway.asked.answer_form import AnswerForm, form_of
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.errors import Internal
-from nodes.gateway.jobs.answer_events import AnswerFields, Answers, Joined, joined, merged
+from nodes.gateway.jobs.answer_events import AnswerFields, Answers, merged
 from nodes.gateway.parsers import ParserNames
-from nodes.gateway.parsers.events import Call, CallArguments, CallBegin, CallEnd, Event, Reasoning, Text
+from nodes.gateway.parsers.events import CallArguments, CallBegin, CallEnd, Event, Reasoning, Text
 from nodes.gateway.parsers.plugins import ParserUnusable
 from nodes.protocol import TemplateIs
+from tests.nodes.gateway.parsers.whole import Answer as Joined
+from tests.nodes.gateway.parsers.whole import Call, joined
 
 QWEN = ParserNames("hermes", "qwen3")
 CALLS = '<tool_call>\n{"name": "%s", "arguments": {"n": 1}}\n</tool_call>'
@@ -35,11 +37,11 @@ def test_reasoning_text_and_calls(size: int) -> None:
     assert [type(event) for event in events[:3]] == [Reasoning, Text, CallBegin]
     whole = joined(events)
     assert (whole.text, whole.reasoning.strip()) == ("\n\nWell. ", "hm")
-    assert whole.calls == [(0, Call("one", '{"n": 1}')), (1, Call("two", '{"n": 1}'))]
+    assert whole.calls == [Call("one", '{"n": 1}'), Call("two", '{"n": 1}')]
 
 
 def test_only_one_call() -> None:
-    assert joined(shown(ANSWER, one_call=True)).calls == [(0, Call("one", '{"n": 1}'))]
+    assert joined(shown(ANSWER, one_call=True)).calls == [Call("one", '{"n": 1}')]
 
 
 def test_reasoning_as_text_hidden_or_in_one_piece() -> None:

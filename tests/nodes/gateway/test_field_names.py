@@ -75,7 +75,7 @@ def refusal(name: str, body: dict[str, Any]) -> ApiError | None:
                 max_tokens_of(job, num_tokens, CONFIG)
     except ApiError as error:
         if isinstance(job, Job):
-            error.rename(job.name_of)
+            error.rename(job.names)
         return error
     return None
 
@@ -124,7 +124,7 @@ def test_what_roles_say_of_a_prompt_names_the_field_that_has_it(name: str, body:
     for code, message in said:
         failure = Failure(code, message, False, role_s)
         error = error_from(failure, retry_after_s=1, default_param=job.prompt_param)
-        error.rename(job.name_of)
+        error.rename(job.names)
         assert (error.status, error.param) == (400, own)
         assert re.search(rf"\b{own}\b", error.message)
         assert own == role_s or not re.search(rf"\b{role_s}\b", error.message)
@@ -135,5 +135,5 @@ def test_what_a_tokenizer_says_later_of_a_grammar_names_the_field_that_has_it() 
     job = SURFACES["GenerateBody"][0](json.dumps(body).encode())
     failure = Failure("invalid_value", "'regex' is too complex: compiling it takes too long.", False, "regex")
     error = error_from(failure, retry_after_s=1, default_param=job.prompt_param)
-    error.rename(job.name_of)
+    error.rename(job.names)
     assert (error.param, error.message[:24]) == ("sampling_params.regex", "'sampling_params.regex' ")

@@ -190,16 +190,16 @@ def answering(made: Generation, head: Head, **fields: Any) -> Answering:
     return Answering(head, job, made, TokenDetails(job, made))
 
 
-@pytest.mark.parametrize("surface", [CHAT, TEXT])
-def test_whole_responses_are_in_order(surface: Surface) -> None:
+@pytest.mark.parametrize(("surface", "kind"), [(CHAT, "chat.completion"), (TEXT, "text_completion")])
+def test_whole_responses_are_in_order(surface: Surface, kind: str) -> None:
     made = generation(1, 2, whole=True)
     made.output.deliver(1, "b", 1)
     made.output.deliver(0, "a", 1)
     for number in (1, 0):
         made.output.end(number, end("length"))
-    head = Head(id="x", object=surface.whole_object, created=1, model="m", system_fingerprint="f")
+    head = Head(id="x", object=surface.chunk_object, created=1, model="m", system_fingerprint="f")
     answer: Any = surface.whole(answering(made, head))
-    assert answer.object == surface.whole_object
+    assert answer.object == kind
     texts = [choice.message.content if surface is CHAT else choice.text for choice in answer.choices]
     assert texts == ["a", "b"]
     assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]

@@ -1,6 +1,6 @@
 """Answers of POST /generate: the text so far, its tokens, and `meta_info`. Pure."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -9,10 +9,7 @@ from nodes.gateway.answers.answering import Answering
 from nodes.gateway.answers.responses import cached_details
 from nodes.gateway.fields.openai_types import CachedTokensDetails
 from nodes.gateway.requests.events import ABORT, End, Tokens
-
-if TYPE_CHECKING:
-    from nodes.gateway.answers.token_details import TokenDetails
-    from nodes.gateway.surfaces.generate.body import Shown
+from nodes.gateway.surfaces.generate.body import Shown
 
 WEIGHT_VERSION: Final = "default"
 """SGLang's name for weights that were never updated: these cannot be."""
@@ -52,10 +49,10 @@ class GenerateAnswer(Struct, frozen=True, kw_only=True):
 class GrowingAnswer:
     """What a sample has said so far."""
 
-    def __init__(self, answering: Answering, number: int) -> None:
+    def __init__(self, answering: Answering[Shown], number: int) -> None:
         self._answering, self._number = answering, number
-        self._details: TokenDetails = answering.details
-        self._shown: Shown = answering.job.own
+        self._details = answering.details
+        self._shown = answering.job.own
         self._name = _name_of(answering, number)
         self._is_listed = self._shown.is_list or len(answering.generation.output.samples) > 1
         self._text = ""
@@ -138,7 +135,7 @@ class GrowingAnswer:
         return logprob, token_id, self._details.name(token_id) if self._shown.has_texts else None
 
 
-def _name_of(answering: Answering, number: int) -> str:
+def _name_of(answering: Answering[Shown], number: int) -> str:
     """What a sample goes by: its prompt's name, by which it can be aborted, with its number if there are several."""
     job, generation = answering.job, answering.generation
     prompt, sample = divmod(number, generation.samples_per_prompt)

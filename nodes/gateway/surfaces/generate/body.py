@@ -1,13 +1,12 @@
-"""The body of POST /generate, and what it is as one of /v1/completions. Pure."""
+"""The body of POST /generate, and the fields of a completion that it stands for. Pure."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
-import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 
 from nodes.gateway.admission.named_calls import check_names
-from nodes.gateway.errors import ApiError, BadRequest
+from nodes.gateway.errors import invalid, unsupported
 from nodes.gateway.fields.body_reader import BodyReader
 from nodes.gateway.fields.openai_types import MAX_CLIENT_ID_CHARS
 from nodes.gateway.fields.unsupported import IGNORED, NEUTRAL_VALUES, is_neutral
@@ -86,7 +85,6 @@ _OF_LOGS: Final = frozenset({"log_metrics", "no_logs"})
 _READER: Final = BodyReader(
     GenerateBody, ignored=IGNORED | _OF_LOGS, neutral=NEUTRAL_VALUES | _OTHER_PROMPTS | _OF_ROUTERS
 )
-_FIELDS_OF_PARAMS: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
 class Shown(NamedTuple):
@@ -104,53 +102,37 @@ class Shown(NamedTuple):
     is_list: bool = False
 
 
-def read(validator: Validator, data: bytes, request_id: str) -> Job:
+def read(validator: Validator, data: bytes, request_id: str) -> Job[Shown]:
     """Raises `ApiError`, in which `param` is a field of this body."""
     decoded = _READER.decode(data)
     body: GenerateBody = decoded.body
     prompt_param = _prompt_param(body)
-    params, unknown = _sampling(decoded.fields.get("sampling_params"))
+    params, unknown = _sampling(body.sampling_params or {})
     shown = _shown(body)
     completion: dict[str, Any] = {
-        "prompt": decoded.fields[prompt_param],
+        "prompt": getattr(body, prompt_param),
         "max_tokens": DEFAULT_TOKENS,
         "return_token_ids": True,
-        **{name: decoded.fields[name] for name in _SAME if name in decoded.fields},
+        **{name: getattr(body, name) for name in _SAME},
         **params,
     }
     if shown.has_logprobs:
         completion |= {"logprobs": shown.top, "logprob_token_ids": list(shown.ids)}
         if shown.start is not None:
             completion["prompt_logprobs"] = shown.top
-    names = _NAMES | {"prompt": prompt_param}
-
-    def name_of(param: str) -> str:
-        head, dot, rest = param.partition(".")
-        return names.get(head, head) + dot + rest
-
-    try:
-        job = validator.text(msgspec.json.encode(completion), request_id)
-    except ApiError as error:
-        error.rename(name_of)
-        raise
-    unknown_fields = [*decoded.unknown_fields, *unknown, *job.unknown_fields]
-    rids = _rids(body.rid, job.num_prompts)
+    job = validator.complete(completion, request_id, names=_NAMES | {"prompt": prompt_param})
     return job._replace(
         client_id=body.rid if isinstance(body.rid, str) else "",
-        rids=rids,
-        prompt_param=prompt_param,
-        max_tokens_param="sampling_params.max_new_tokens",
-        unknown_fields=unknown_fields,
+        rids=_rids(body.rid, job.num_prompts),
+        unknown_fields=[*decoded.unknown_fields, *unknown],
         own=shown,
-        name_of=name_of,
     )
 
 
 def _prompt_param(body: GenerateBody) -> str:
     given = [name for name in ("text", "input_ids") if getattr(body, name) is not None]
     if len(given) != 1:
-        message = "Give either 'text' or 'input_ids', and not both."
-        raise BadRequest(message, param=given[0] if given else "text", code="invalid_value")
+        raise invalid("Give either 'text' or 'input_ids', and not both.", given[0] if given else "text")
     return given[0]
 
 
@@ -162,23 +144,23 @@ def _rids(rid: str | list[str] | None, num_prompts: int) -> list[str]:
     return rid
 
 
-def _sampling(raw: Raw | None) -> tuple[dict[str, Raw], list[str]]:
+def _sampling(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Fields of a completion, and names that nobody knows. Raises `BadRequest` for what cannot be served."""
-    fields = {} if raw is None or bytes(raw) == b"null" else _FIELDS_OF_PARAMS.decode(raw)
-    found: dict[str, Raw] = {}
+    found: dict[str, Any] = {}
     unknown: list[str] = []
     for name, value in fields.items():
         param = f"sampling_params.{name}"
         if name in SAMPLING:
             found[SAMPLING[name]] = value
         elif name in _NEUTRAL:
-            if not is_neutral(msgspec.json.decode(value), _NEUTRAL[name]):
-                raise BadRequest(
-                    f"'{param}' is not supported by this server.", param=param, code="unsupported_parameter"
+            if not is_neutral(value, _NEUTRAL[name]):
+                raise unsupported(
+                    f"'{param}' is not supported by this server.",
+                    param,
                 )
         elif name not in _IGNORED:
             unknown.append(param)
-    return {name: value for name, value in found.items() if bytes(value) != b"null"}, unknown
+    return {name: value for name, value in found.items() if value is not None}, unknown
 
 
 def _shown(body: GenerateBody) -> Shown:

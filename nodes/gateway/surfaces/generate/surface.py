@@ -17,23 +17,21 @@ from nodes.gateway.jobs.validation import Job, Validator
 from nodes.gateway.parsers.events import Event, Text
 from nodes.gateway.requests.events import End, Tokens
 from nodes.gateway.surfaces.generate.answer import GenerateAnswer, GrowingAnswer
-from nodes.gateway.surfaces.generate.body import read
+from nodes.gateway.surfaces.generate.body import Shown, read
 
 
-class GenerateSurface(Surface):
+class GenerateSurface(Surface[Shown]):
     """One sample is an object; several, and those of a list of prompts, are a list. Streamed events are cumulative."""
 
     path: ClassVar[str] = "/generate"
     id_prefix: ClassVar[str] = "gen-"
-    whole_object: ClassVar[str] = "generation"
-    chunk_object: ClassVar[str] = "generation"
 
     @override
-    def read(self, validator: Validator, data: bytes, request_id: str) -> Job:
+    def read(self, validator: Validator, data: bytes, request_id: str) -> Job[Shown]:
         return read(validator, data, request_id)
 
     @override
-    def whole(self, answering: Answering) -> GenerateAnswer | list[GenerateAnswer]:
+    def whole(self, answering: Answering[Shown]) -> GenerateAnswer | list[GenerateAnswer]:
         answers: list[GenerateAnswer] = []
         for piece, _ in ended(answering.generation):
             growing = GrowingAnswer(answering, piece.number)
@@ -43,7 +41,7 @@ class GenerateSurface(Surface):
         return answers if is_list else answers[0]
 
     @override
-    def writer(self, answering: Answering) -> "_GenerateStream":
+    def writer(self, answering: Answering[Shown]) -> "_GenerateStream":
         return _GenerateStream(answering)
 
 
@@ -51,7 +49,7 @@ GENERATE = GenerateSurface()
 
 
 class _GenerateStream(Writer):
-    def __init__(self, answering: Answering) -> None:
+    def __init__(self, answering: Answering[Shown]) -> None:
         self._request_id = answering.head.id
         self._growing = [GrowingAnswer(answering, number) for number in range(len(answering.generation.output.samples))]
 

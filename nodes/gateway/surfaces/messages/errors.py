@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from nodes.gateway.errors import ApiError, ErrorForm, renamed
+from nodes.gateway.errors import ApiError, ErrorForm
 from nodes.gateway.surfaces.messages.types import MessagesErrorBody, MessagesErrorDetail
 
 _OVERLOADED: Final = 529
@@ -27,15 +27,6 @@ _TOO_LONG: Final = "prompt is too long"
 """Words that its clients look for, to shorten a conversation and ask again."""
 
 _LENGTHS: Final = re.compile(r"maximum context length is (\d+) tokens\. However, your \w+ resulted in (\d+) tokens")
-
-_NAMES: Final = {
-    "stop": "stop_sequences",
-    "response_format": "output_config.format",
-    "reasoning_effort": "output_config.effort",
-    "enable_thinking": "thinking",
-    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-}
-"""Fields of chats, and what they are made from."""
 
 
 class AnthropicErrors(ErrorForm):
@@ -65,19 +56,4 @@ def _message(error: ApiError) -> str:
             return f"{_TOO_LONG}: {error.message}"
         # Claude Code reads how much is to be left out from these two numbers. A token of an answer has to fit, too.
         return f"{_TOO_LONG}: {found[2]} tokens > {int(found[1]) - 1} maximum. {error.message}"
-    if error.param is None:
-        return renamed(error.message, _name_of)
-    param = _name_of(error.param)
-    message = renamed(error.message, _name_of)
-    return message if param in message else f"{param}: {message}"
-
-
-def _name_of(param: str) -> str:
-    """The field of a body that a field of the chat was made from; others keep their names."""
-    first, *rest = param.split(".")
-    if first == "response_format":
-        # The schema is inside something else there, and errors about it quote its own paths.
-        return _NAMES[first]
-    if first in ("tools", "tool_choice"):
-        rest = ["input_schema" if one == "parameters" else one for one in rest if one != "function"]
-    return ".".join((_NAMES.get(first, first), *rest))
+    return error.message if (error.param or "") in error.message else f"{error.param}: {error.message}"

@@ -1,26 +1,15 @@
-"""From the bytes of a body of the Messages API to the chat that it asks for. Pure."""
+"""From the bytes of a body of the Messages API to the conversation that it is about. Pure."""
 
 import re
-from typing import Final, NamedTuple
-
-import msgspec
+from typing import Final
 
 from nodes.gateway.errors import BadRequest
 from nodes.gateway.fields.body_reader import BodyReader
-from nodes.gateway.surfaces.messages.translation import Translated, chat_of
+from nodes.gateway.surfaces.messages.translation import Translated, translate
 from nodes.gateway.surfaces.messages.types import ACCEPTED, REFUSED, CountTokensBody
 
 _BLOCK_TYPE: Final = re.compile(r"^(messages\.\d+\.content\.\d+|system\.\d+)(\.content\.\d+)?(\.source)?\.type$")
 _TAG: Final = re.compile(r"invalid value '(\w+)'")
-
-
-class ReadBody(NamedTuple):
-    """A body, the JSON of the chat that it was made into, and the names of what has no effect here."""
-
-    body: CountTokensBody
-    chat: bytes
-    translated: Translated
-    unknown_fields: list[str]
 
 
 class MessagesReader:
@@ -29,17 +18,14 @@ class MessagesReader:
     def __init__(self, body_type: type[CountTokensBody]) -> None:
         self._reader = BodyReader(body_type, ignored=ACCEPTED, neutral=REFUSED)
 
-    def read(self, data: bytes) -> ReadBody:
+    def read(self, data: bytes) -> Translated:
         """Raises BadRequest, naming the field of the body."""
         try:
             decoded = self._reader.decode(data)
         except BadRequest as error:
             _explain_block(error)
             raise
-        translated = chat_of(decoded.body)
-        skipped = [f"tools.type:{kind[:64]}" for kind in dict.fromkeys(translated.skipped_tools)]
-        chat = msgspec.json.encode(translated.chat)
-        return ReadBody(decoded.body, chat, translated, decoded.unknown_fields + skipped)
+        return translate(decoded)
 
 
 def _explain_block(error: BadRequest) -> None:

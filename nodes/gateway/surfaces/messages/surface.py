@@ -10,16 +10,16 @@ from nodes.gateway.answers.answering import Answering
 from nodes.gateway.answers.responses import ended
 from nodes.gateway.answers.sse import Writer
 from nodes.gateway.answers.surface import Surface
-from nodes.gateway.errors import ApiError, BadRequest, ErrorForm
-from nodes.gateway.fields.tool_fields import without
+from nodes.gateway.errors import ApiError, ErrorForm
 from nodes.gateway.jobs.answer_events import merged
+from nodes.gateway.jobs.answer_parts import parts_of
 from nodes.gateway.jobs.validation import Job, Validator
-from nodes.gateway.parsers.events import Event, Text
+from nodes.gateway.parsers.events import Event
 from nodes.gateway.requests.events import End, Tokens
-from nodes.gateway.surfaces.messages.answer import content_of, stop_reason_of, usage_of
+from nodes.gateway.surfaces.messages.answer import stop_reason_of, usage_of
 from nodes.gateway.surfaces.messages.errors import ANTHROPIC_ERRORS
-from nodes.gateway.surfaces.messages.reading import MessagesReader, ReadBody
-from nodes.gateway.surfaces.messages.translation import hides_thinking
+from nodes.gateway.surfaces.messages.reading import MessagesReader
+from nodes.gateway.surfaces.messages.translation import NAMES, hides_thinking
 from nodes.gateway.surfaces.messages.types import (
     CountTokensBody,
     MessageAnswer,
@@ -27,7 +27,7 @@ from nodes.gateway.surfaces.messages.types import (
     MessageUsage,
     StopReason,
 )
-from nodes.gateway.surfaces.messages.writer import PING, MessageEvents
+from nodes.gateway.surfaces.messages.writer import PING, MessageEvents, content_of
 from nodes.protocol import Prepare
 
 _BODIES: Final = MessagesReader(MessagesBody)
@@ -49,74 +49,54 @@ class _End(NamedTuple):
     usage: MessageUsage
 
 
-class MessagesSurface(Surface):
+class MessagesSurface(Surface[_Own]):
     """One sample; it may end early where the context does."""
 
     path: ClassVar[str] = "/v1/messages"
     id_prefix: ClassVar[str] = "msg_"
-    whole_object: ClassVar[str] = "message"
-    chunk_object: ClassVar[str] = "message"
     errors: ClassVar[ErrorForm] = ANTHROPIC_ERRORS
 
     @override
-    def read(self, validator: Validator, data: bytes, request_id: str) -> Job:
-        found = _BODIES.read(data)
-        job, body = _chat(validator, found, request_id), found.body
+    def read(self, validator: Validator, data: bytes, request_id: str) -> Job[_Own]:
+        body, conversation, options = _BODIES.read(data)
         assert isinstance(body, MessagesBody)
+        job = validator.converse(conversation, options, request_id, names=NAMES)
         return job._replace(
             own=_Own(body.max_tokens, hides_thinking(body)),
-            unknown_fields=found.unknown_fields,
             fits_max_tokens=True,
             tokens=job.tokens._replace(hides_output=body.max_tokens == 0),
         )
 
     def counted(self, validator: Validator, data: bytes, request_id: str) -> tuple[Prepare, list[str]]:
         """What to ask a tokenizer to count the tokens of a prompt, and the unknown fields. Raises `BadRequest`."""
-        found = _COUNTED.read(data)
-        prepare = _chat(validator, found, request_id).prepare
-        return replace(prepare, asks=[], words=[], checks=[], route=False), found.unknown_fields
+        _, conversation, options = _COUNTED.read(data)
+        job = validator.converse(conversation, options, request_id, names=NAMES)
+        return replace(job.prepare, asks=[], words=[], checks=[], route=False), job.unknown_fields
 
     @override
-    def whole(self, answering: Answering) -> MessageAnswer:
+    def whole(self, answering: Answering[_Own]) -> MessageAnswer:
         [(piece, _)] = ended(answering.generation)
         assert piece.end is not None
-        events: list[Event] = [Text(piece.text)] if piece.text else []
-        if answering.answers is not None:
-            sample = answering.answers.samples[piece.number]
-            events = [*sample.feed(piece.text), *sample.close()]
-        head, own = answering.head, answering.job.own
-        content = content_of(events, lambda index: _call_id(answering, index), hides_thinking=own.hides_thinking)
+        head, own, parts = answering.head, answering.job.own, parts_of(answering.events(piece))
+        content = content_of(parts, lambda index: _call_id(answering, index), hides_thinking=own.hides_thinking)
         end = _end_of(answering, piece.end)
         return MessageAnswer(id=head.id, model=head.model, content=content, **end._asdict())
 
     @override
-    def writer(self, answering: Answering) -> Writer:
+    def writer(self, answering: Answering[_Own]) -> Writer:
         return _MessageWriter(answering)
 
 
 MESSAGES: Final = MessagesSurface()
 
 
-def _chat(validator: Validator, found: ReadBody, request_id: str) -> Job:
-    try:
-        job = validator.chat(found.chat, request_id)
-    except BadRequest as error:
-        error.rename(found.translated.name_of)
-        raise
-    prepare, loaded = job.prepare, found.translated.loaded_tools
-    if prepare.tools is not None and loaded:
-        prepare = replace(prepare, tools=without(prepare.tools, loaded))
-    # Claude Code says something as the system after each result of a tool.
-    return job._replace(prepare=replace(prepare, late_system_as_user=True), name_of=found.translated.name_of)
-
-
-def _call_id(answering: Answering, index: int) -> str:
+def _call_id(answering: Answering[_Own], index: int) -> str:
     """As Anthropic's begin, except for templates that take no such ids."""
     found = answering.call_id(0, index)
     return f"toolu_{found.removeprefix('call_')}" if found.startswith("call_") else found
 
 
-def _end_of(answering: Answering, end: End) -> _End:
+def _end_of(answering: Answering[_Own], end: End) -> _End:
     sample, job = answering.generation.output.samples[0], answering.job
     stop = end.stop if isinstance(end.stop, str) else None
     reason = stop_reason_of(
@@ -133,7 +113,7 @@ def _end_of(answering: Answering, end: End) -> _End:
 class _MessageWriter(Writer):
     ping = PING
 
-    def __init__(self, answering: Answering) -> None:
+    def __init__(self, answering: Answering[_Own]) -> None:
         head = answering.head
         self._answering = answering
         self._events = MessageEvents(

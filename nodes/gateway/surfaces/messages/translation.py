@@ -1,16 +1,18 @@
-"""A body of the Messages API as the body of a chat. Pure."""
+"""A body of the Messages API as a conversation, and what its answer is to be as `ChatOptions`. Pure."""
 
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
-from nodes.gateway.errors import BadRequest
-from nodes.gateway.surfaces.messages.turns import chat_messages
+from nodes.asks.grammar_fields import JsonSchemaFormat, NamedSchema
+from nodes.gateway.errors import Names, required, unsupported
+from nodes.gateway.fields.body_reader import Decoded
+from nodes.gateway.fields.conversation import Conversation
+from nodes.gateway.fields.openai_types import CHAT_OPTIONS
+from nodes.gateway.fields.tool_fields import Choice, shown_tool, tool_use
+from nodes.gateway.fields.tool_types import FunctionDefinition
+from nodes.gateway.surfaces.messages.turns import turns_of
 from nodes.gateway.surfaces.messages.types import (
     CountTokensBody,
-    JsonSchemaFormat,
     MessagesBody,
     MessagesTool,
     ThinkingAdaptive,
@@ -18,98 +20,96 @@ from nodes.gateway.surfaces.messages.types import (
     ThinkingEnabled,
     ToolChoice,
     ToolChoiceAny,
-    ToolChoiceAuto,
     ToolChoiceNone,
     ToolChoiceTool,
 )
 
-_EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+NAMES: Final[Names] = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "enable_thinking": "thinking",
+}
+"""By field of `ChatOptions`: the field that it is made of, if it has another name."""
+
+_EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high", None: None}
 """Models that take an effort know three."""
 
 _SEARCH_OF_THE_SERVER: Final = "tool_search_tool_"
 
-_NUMBERED: Final = re.compile(r"(tools|messages)\.(\d+)(?=\.|$)")
-
 
 class Translated(NamedTuple):
-    """The body of a chat; for each of its messages and its tools the field of the original that it was made from; types
-    of tools that are not offered; names of tools that only results show that refer to them.
-    """
+    """A body, its conversation, and `ChatOptions`."""
 
-    chat: dict[str, Any]
-    messages_from: Sequence[str]
-    tools_from: Sequence[str]
-    skipped_tools: Sequence[str]
-    loaded_tools: Collection[str]
-
-    def name_of(self, param: str) -> str:
-        """What a message or tool of the chat was made from."""
-        found = _NUMBERED.match(param)
-        made_from = self.tools_from if found is not None and found[1] == "tools" else self.messages_from
-        if found is None or int(found[2]) >= len(made_from):
-            return param
-        # What is inside of a message has other names here.
-        return made_from[int(found[2])] + (param[found.end() :] if found[1] == "tools" else "")
+    body: CountTokensBody
+    conversation: Conversation
+    options: Decoded
 
 
-def chat_of(body: CountTokensBody) -> Translated:
-    """Raises BadRequest, naming the field of `body`."""
+def translate(decoded: Decoded) -> Translated:
+    """Raises BadRequest, naming the field of the body."""
+    body: CountTokensBody = decoded.body
     offered, skipped = _tools(body.tools or ())
-    loaded = _loaded_late([tool for _, tool in offered], skipped, body.tool_choice)
-    messages, messages_from = chat_messages(body.system, body.messages, loaded=loaded)
-    chat: dict[str, Any] = {"messages": messages}
-    if body.model is not None:
-        chat["model"] = body.model
-    if offered:
-        chat["tools"] = [_function(tool) for _, tool in offered]
-    _add_tool_choice(chat, body)
-    _add_thinking(chat, body)
-    form = body.output_config.format if body.output_config is not None else None
-    if (form := form or body.output_format) is not None:
-        chat["response_format"] = _response_format(form)
-    if body.output_config is not None and body.output_config.effort is not None:
-        chat["reasoning_effort"] = _EFFORTS[body.output_config.effort]
-    if messages[-1]["role"] == "assistant":
-        chat |= {"add_generation_prompt": False, "continue_final_message": True}
-    if isinstance(body, MessagesBody):
-        chat |= _sampling(body)
-    return Translated(chat, messages_from, [f"tools.{number}" for number, _ in offered], skipped, loaded.keys())
+    functions = {where: _function(tool) for where, tool in offered.items()}
+    loaded = _loaded_late(offered, skipped, body.tool_choice)
+    turns = turns_of(body.system, body.messages, loaded=loaded)
+    tools = tool_use(functions, _choice(body.tool_choice), schema="input_schema", shown_late=loaded)
+    # Claude Code says something as the system after each result of a tool.
+    conversation = Conversation(turns=turns, tools=tools, late_system_as_user=True)
+    options = _options_of(body)
+    if turns[-1].role == "assistant":
+        options |= {"add_generation_prompt": False, "continue_final_message": True}
+    unknown = [*decoded.unknown_fields, *(f"tools.type:{kind[:64]}" for kind in dict.fromkeys(skipped))]
+    return Translated(body, conversation, Decoded(CHAT_OPTIONS(**options), options, unknown))
 
 
-def _sampling(body: MessagesBody) -> dict[str, Any]:
-    # A request draws at least one token: of one that asks for none, nothing is shown.
-    fields = {
-        "max_tokens": max(body.max_tokens, 1),
-        "stream": body.stream,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "stop": body.stop_sequences,
-        "cache_salt": body.cache_salt,
-        "extra_key": body.extra_key,
+def _options_of(body: CountTokensBody) -> dict[str, Any]:
+    output, thinking = body.output_config, body.thinking
+    form = (output and output.format) or body.output_format
+    options: dict[str, Any] = {
+        "model": body.model,
+        "enable_thinking": isinstance(thinking, ThinkingEnabled)
+        if isinstance(thinking, ThinkingEnabled | ThinkingDisabled)
+        else None,
+        "response_format": form
+        and JsonSchemaFormat(json_schema=NamedSchema(name="answer", schema=form.schema, strict=True)),
+        "reasoning_effort": _EFFORTS[output and output.effort],
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    if isinstance(body, MessagesBody):
+        options |= {
+            # A request draws at least one token: of one that asks for none, nothing is shown.
+            "max_tokens": max(body.max_tokens, 1),
+            "stream": body.stream,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+            "stop": body.stop_sequences,
+            "cache_salt": body.cache_salt,
+            "extra_key": body.extra_key,
+        }
+    return options
 
 
-def _tools(tools: Sequence[MessagesTool]) -> tuple[list[tuple[int, MessagesTool]], list[str]]:
-    offered: list[tuple[int, MessagesTool]] = []
+def _tools(tools: Sequence[MessagesTool]) -> tuple[dict[str, MessagesTool], list[str]]:
+    offered: dict[str, MessagesTool] = {}
     skipped: list[str] = []
     for number, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
             skipped.append(tool.type)
-        elif tool.input_schema is None:
-            param = f"tools.{number}.input_schema"
-            raise BadRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
         else:
-            offered.append((number, tool))
+            required(tool.input_schema, f"tools.{number}.input_schema")
+            offered[f"tools.{number}"] = tool
     if skipped and not offered:
         # Beside others such a tool is a help that the model does without; alone it is what the call is about.
         message = f"Tools of type '{skipped[0][:64]}' are not supported by this server; give tools an input_schema."
-        raise BadRequest(message, param="tools.0.type", code="unsupported_parameter")
+        raise unsupported(message, "tools.0.type")
     return offered, skipped
 
 
-def _loaded_late(tools: Sequence[MessagesTool], skipped: Sequence[str], choice: ToolChoice | None) -> dict[str, str]:
+def _loaded_late(
+    offered: Mapping[str, MessagesTool], skipped: Sequence[str], choice: ToolChoice | None
+) -> dict[str, str]:
     """By name, what a result says in the place of a reference to a tool that is loaded late.
 
     At the prompt's beginning tools that a search has found would change it, and nothing of the conversation could be
@@ -117,55 +117,28 @@ def _loaded_late(tools: Sequence[MessagesTool], skipped: Sequence[str], choice: 
     to be called is; and all are, if the client leaves the search to the server, which has none.
     """
     named = choice.name if isinstance(choice, ToolChoiceTool) else None
-    late = [tool for tool in tools if tool.defer_loading and tool.name != named]
-    if len(late) == len(tools) or any(kind.startswith(_SEARCH_OF_THE_SERVER) for kind in skipped):
+    late = [tool for tool in offered.values() if tool.defer_loading and tool.name != named]
+    if len(late) == len(offered) or any(kind.startswith(_SEARCH_OF_THE_SERVER) for kind in skipped):
         return {}
-    return {
-        tool.name: f"{tool.name} can be called from here on: {msgspec.json.encode(_function(tool)).decode()}"
-        for tool in late
-    }
+    return {tool.name: f"{tool.name} can be called from here on: {shown_tool(_function(tool))}" for tool in late}
 
 
-def _function(tool: MessagesTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.input_schema
-    if tool.strict:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+def _function(tool: MessagesTool) -> FunctionDefinition:
+    return FunctionDefinition(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
 
 
-def _add_tool_choice(chat: dict[str, Any], body: CountTokensBody) -> None:
-    match body.tool_choice:
-        case None:
-            return
-        case ToolChoiceNone():
-            chat["tool_choice"] = "none"
-            return
-        case ToolChoiceAuto():
-            chat["tool_choice"] = "auto"
-        case ToolChoiceAny():
-            chat["tool_choice"] = "required"
-        case ToolChoiceTool(name=name):
-            if name not in {tool["function"]["name"] for tool in chat.get("tools", ())}:
-                message = f"'tool_choice.name' is {name[:128]!r}, which is not among the tools that are offered."
-                raise BadRequest(message, param="tool_choice.name", code="invalid_value")
-            chat["tool_choice"] = {"type": "function", "function": {"name": name}}
-    if body.tool_choice.disable_parallel_tool_use is not None:
-        chat["parallel_tool_calls"] = not body.tool_choice.disable_parallel_tool_use
-
-
-def _add_thinking(chat: dict[str, Any], body: CountTokensBody) -> None:
-    if isinstance(body.thinking, ThinkingEnabled | ThinkingDisabled):
-        chat["enable_thinking"] = isinstance(body.thinking, ThinkingEnabled)
+def _choice(choice: ToolChoice | None) -> Choice:
+    if choice is None or isinstance(choice, ToolChoiceNone):
+        return Choice("auto" if choice is None else "none")
+    one_call = bool(choice.disable_parallel_tool_use)
+    if isinstance(choice, ToolChoiceTool):
+        return Choice("named", {"tool_choice.name": choice.name}, one_call, "tool_choice.name")
+    return Choice("required" if isinstance(choice, ToolChoiceAny) else "auto", None, one_call)
 
 
 def hides_thinking(body: CountTokensBody) -> bool:
     """Reasoning is generated and only its signature shown."""
     thinking = body.thinking
     return isinstance(thinking, ThinkingEnabled | ThinkingAdaptive) and thinking.display == "omitted"
-
-
-def _response_format(form: JsonSchemaFormat) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema, "strict": True}}

@@ -6,12 +6,14 @@ a row are one. Results must follow their calls: what templates make of others di
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import invalid
+from nodes.gateway.fields.conversation import Turn, call_of
+from nodes.gateway.fields.tool_types import SaidCall
 from nodes.gateway.surfaces.messages.types import (
     Block,
     DocumentBlock,
@@ -39,8 +41,6 @@ BLOCKS_OF: Final[dict[str, tuple[type[Struct], ...]]] = {
 }
 """By role, what its turns may hold."""
 
-Message = dict[str, Any]
-
 NOTHING_LOADED: Final[Mapping[str, str]] = {}
 
 
@@ -50,113 +50,106 @@ def system_text(system: str | Sequence[TextBlock | TextPart] | None) -> str:
     return "\n".join(rest for text in texts if (rest := _ATTRIBUTION.sub("", text)))
 
 
-def chat_messages(
+def turns_of(
     system: str | Sequence[TextPart] | None,
-    turns: Sequence[MessageParam],
+    messages: Sequence[MessageParam],
     *,
     loaded: Mapping[str, str],
-) -> tuple[list[Message], list[str]]:
-    """Messages, and for each the field that it was made from. Raises BadRequest, naming the block.
-
-    `loaded`: by the names of tools, what a result that refers to one says in its place.
-    """
-    conversation = _Conversation(loaded)
-    conversation.system(system_text(system), "system")
-    for number, turn in enumerate(turns):
+) -> list[Turn]:
+    """Raises BadRequest, naming the block. `loaded`: by names of tools, what a result that refers to one says."""
+    turns = _Turns(loaded)
+    turns.system(system_text(system))
+    for number, message in enumerate(messages):
         where = f"messages.{number}"
-        _check_blocks(turn, where)
-        blocks = [TextBlock(text=turn.content)] if isinstance(turn.content, str) else turn.content
-        match turn.role:
+        _check_blocks(message, where)
+        blocks = [TextBlock(text=message.content)] if isinstance(message.content, str) else message.content
+        match message.role:
             case "user":
-                conversation.user(blocks, where)
+                turns.user(blocks, where)
             case "assistant":
-                conversation.assistant(blocks, where, is_last=number == len(turns) - 1)
+                turns.assistant(blocks, where, is_last=number == len(messages) - 1)
             case "system":
                 texts = [block for block in blocks if isinstance(block, TextBlock)]
-                conversation.system(system_text(texts), where)
-    return conversation.ended()
+                turns.system(system_text(texts))
+    return turns.ended()
 
 
-class _Conversation:
-    """The messages so far, and the calls of the last one that have no result yet, by id."""
+class _Turns:
+    """The turns so far, and the calls of the last one that have no result yet, by id."""
 
     def __init__(self, loaded: Mapping[str, str]) -> None:
         self._loaded = loaded
-        self._messages: list[Message] = []
-        self._origins: list[str] = []
+        self._turns: list[Turn] = []
         self._open: dict[str, str] = {}
         self._called_at = ""
         self._known: set[str] = set()
         self._has_user = False
 
-    def system(self, text: str, where: str) -> None:
+    def system(self, text: str) -> None:
         if text:
-            self._append({"role": "system", "content": text}, where)
+            self._append(Turn(role="system", content=text))
 
     def user(self, blocks: Sequence[Block], where: str) -> None:
         self._has_user = True
-        num_results = 0
-        for number, block in enumerate(blocks):
-            if isinstance(block, ToolResultBlock):
-                num_results += 1
-                self._result(block, f"{where}.content.{number}")
+        results = [(number, block) for number, block in enumerate(blocks) if isinstance(block, ToolResultBlock)]
+        for number, block in results:
+            self._result(block, f"{where}.content.{number}")
         text = "\n".join(text for block in blocks if (text := _shown(block)))
         if text:
             self._check_answered()
-            self._append({"role": "user", "content": text}, where)
-        elif not num_results:
-            raise _wrong(f"'{where}.content' is empty: a user's turn needs text or results of tools.", where)
+            self._append(Turn(role="user", content=text))
+        elif not results:
+            raise invalid(f"'{where}.content' is empty: a user's turn needs text or results of tools.", where)
 
     def assistant(self, blocks: Sequence[Block], where: str, *, is_last: bool) -> None:
         if not self._has_user:
-            raise _wrong(f"'{where}.role' is assistant, but a conversation begins with a user's turn.", f"{where}.role")
+            param = f"{where}.role"
+            raise invalid(f"'{param}' is assistant, but a conversation begins with a user's turn.", param)
         self._check_answered()
         text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
         reasoning = "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking)
-        calls = [(n, block) for n, block in enumerate(blocks) if isinstance(block, ToolUseBlock)]
-        if not (text or reasoning or calls) and is_last:
-            # Nothing to continue: the answer begins here.
-            return
-        message: Message = {"role": "assistant", "content": text}
-        if reasoning:
-            message["reasoning_content"] = reasoning
+        calls = [
+            self._call(block, f"{where}.content.{number}")
+            for number, block in enumerate(blocks)
+            if isinstance(block, ToolUseBlock)
+        ]
         if calls:
-            message["tool_calls"] = [self._call(block, f"{where}.content.{number}") for number, block in calls]
             self._called_at = where
-        self._append(message, where)
+        # A last turn of nothing is not there to be continued: the answer begins.
+        if text or reasoning or calls or not is_last:
+            turn = Turn(role="assistant", content=text, reasoning_content=reasoning or None, tool_calls=calls or None)
+            self._append(turn)
 
-    def ended(self) -> tuple[list[Message], list[str]]:
+    def ended(self) -> list[Turn]:
         self._check_answered()
         if not self._has_user:
-            raise _wrong("'messages' has no turn of the user.", "messages")
-        return self._messages, self._origins
+            raise invalid("'messages' has no turn of the user.", "messages")
+        return self._turns
 
-    def _append(self, message: Message, where: str) -> None:
-        last = self._messages[-1] if self._messages else {}
-        if last.get("role") == message["role"] and "tool_calls" not in last:
-            content = "\n".join(text for text in (last["content"], message["content"]) if text)
-            self._messages[-1] = {**last, **message, "content": content}
-        else:
-            self._messages.append(message)
-            self._origins.append(where)
+    def _append(self, turn: Turn) -> None:
+        last = self._turns[-1] if self._turns else None
+        if last is None or last.role != turn.role or last.tool_calls:
+            self._turns.append(turn)
+            return
+        last.content = "\n".join(text for text in (last.content, turn.content) if isinstance(text, str) and text)
+        last.reasoning_content = turn.reasoning_content or last.reasoning_content
+        last.tool_calls = turn.tool_calls
 
-    def _call(self, block: ToolUseBlock, where: str) -> Message:
+    def _call(self, block: ToolUseBlock, where: str) -> SaidCall:
         if block.id in self._known:
-            raise _wrong(f"'{where}.id' is {block.id[:100]!r}, as of an earlier call.", f"{where}.id")
+            raise invalid(f"'{where}.id' is {block.id[:100]!r}, as of an earlier call.", f"{where}.id")
         self._known.add(block.id)
         self._open[block.id] = block.name
-        function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
-        return {"id": block.id, "type": "function", "function": function}
+        return call_of(block.id, block.name, msgspec.json.encode(block.input).decode())
 
     def _result(self, block: ToolResultBlock, where: str) -> None:
         name = self._open.pop(block.tool_use_id, None)
         if name is None:
             param = f"{where}.tool_use_id"
             problem = f"'{param}' is {block.tool_use_id[:100]!r}: no call in the turn before has this id and no result."
-            raise _wrong(problem, param)
+            raise invalid(problem, param)
         text = _result_text(block, self._loaded)
-        self._messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": text})
-        self._origins.append(where)
+        self._turns.append(Turn(role="tool", tool_call_id=block.tool_use_id, name=name, content=text))
 
     def _check_answered(self) -> None:
         if self._open:
@@ -165,7 +158,7 @@ class _Conversation:
                 f"'{self._called_at}' has calls without a result: {missing}."
                 " The turn after it must begin with a tool_result for each tool_use."
             )
-            raise _wrong(problem, self._called_at)
+            raise invalid(problem, self._called_at)
 
 
 def _check_blocks(turn: MessageParam, where: str) -> None:
@@ -175,7 +168,7 @@ def _check_blocks(turn: MessageParam, where: str) -> None:
         if not isinstance(block, BLOCKS_OF[turn.role]):
             param = f"{where}.content.{number}.type"
             kind = block.__struct_config__.tag
-            raise _wrong(f"'{param}' is {kind}, which a turn of the role {turn.role} cannot have.", param)
+            raise invalid(f"'{param}' is {kind}, which a turn of the role {turn.role} cannot have.", param)
 
 
 def _shown(block: Block | ResultPart, loaded: Mapping[str, str] = NOTHING_LOADED) -> str:
@@ -205,7 +198,3 @@ def _result_text(block: ToolResultBlock, loaded: Mapping[str, str]) -> str:
     )
     # Messages of tools have no field for it, and most failures say so themselves.
     return f"Error: {text}" if block.is_error and "error" not in text[:50].lower() else text
-
-
-def _wrong(problem: str, param: str) -> BadRequest:
-    return BadRequest(problem, param=param, code="invalid_value")

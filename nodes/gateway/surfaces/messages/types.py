@@ -137,7 +137,7 @@ class MessagesTool(Struct, frozen=True, kw_only=True):
     """
 
     name: FunctionName
-    input_schema: dict[str, Raw] | None = None
+    input_schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
     type: str | None = None
@@ -202,7 +202,7 @@ class JsonSchemaFormat(Struct, frozen=True, kw_only=True):
 
     # Not a tag: one that is missing would be taken for granted where there is no other kind.
     type: Literal["json_schema"]
-    schema: dict[str, Raw]
+    schema: dict[str, Any]
 
 
 class OutputConfig(Struct, frozen=True, kw_only=True):

@@ -1,76 +1,64 @@
-"""Server-sent events of one streamed message: `event: NAME`, `data: {"type": NAME, …}`; there is no last `[DONE]`.
+"""An answer of /v1/messages as blocks, and as server-sent events `event: NAME`, `data: {"type": NAME, …}`.
 
     message_start  ping  (content_block_start  content_block_delta…  content_block_stop)…  message_delta  message_stop
 
-What the prompt took is told at once, since clients count by it; how much of it was cached is known with the first
-token, and told at the end. Pure.
+There is no last `[DONE]`. What the prompt took is told at once, since clients count by it; how much of it was cached is
+known with the first token, and told at the end. Pure.
 """
 
-from collections.abc import Callable, Iterable
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
-from typing_extensions import override
+from msgspec import Raw
 
-from nodes.gateway.parsers.events import Event
-from nodes.gateway.surfaces.messages.content import BlockSink, ContentBlocks
-from nodes.gateway.surfaces.messages.types import MessageUsage, StopReason
+from nodes.gateway.jobs.answer_parts import Answer, Began, Ended, More, Part, Step
+from nodes.gateway.parsers.events import CallBegin, Event, Reasoning, Text
+from nodes.gateway.surfaces.messages.types import (
+    AnswerBlock,
+    MessageUsage,
+    StopReason,
+    TextAnswer,
+    ThinkingAnswer,
+    ToolUseAnswer,
+)
 
 _ENCODE: Final = msgspec.json.Encoder().encode
 _DELTA: Final = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":'
 _TEXT: Final = b'"text_delta","text":'
+_DELTAS: Final[dict[Any, bytes]] = {
+    Text: _TEXT,
+    Reasoning: b'"thinking_delta","thinking":',
+    CallBegin: b'"input_json_delta","partial_json":',
+}
+_SIGNATURE: Final = b'"signature_delta","signature":'
 _DELTA_END: Final = b"}}\n\n"
 _MORE_TEXT: Final = _DELTA % 0 + _TEXT
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 """Says that the answer goes on."""
 
 
-class _EventSink(BlockSink):
-    def __init__(self) -> None:
-        self._events: list[bytes] = []
+def content_of(
+    parts: Sequence[Part], id_of_call: Callable[[int], str], *, hides_thinking: bool = False
+) -> list[AnswerBlock]:
+    """All blocks of a whole answer. A call that was cut is none: its text follows, in another block."""
+    return [_block(part, id_of_call, is_over=True, hides_thinking=hides_thinking) for part in parts if part.whole]
 
-    def take(self) -> bytes:
-        events, self._events = self._events, []
-        return b"".join(events)
 
-    @override
-    def begin_text(self, index: int) -> None:
-        self._begin(index, {"type": "text", "text": ""})
+def _block(part: Part, id_of_call: Callable[[int], str], *, is_over: bool, hides_thinking: bool = False) -> AnswerBlock:
+    if part.kind is Text:
+        return TextAnswer(text=part.text)
+    if part.kind is Reasoning:
+        signature = _signature(part) if is_over else ""
+        return ThinkingAnswer(thinking="" if hides_thinking else part.text, signature=signature)
+    return ToolUseAnswer(id=id_of_call(part.call_index), name=part.name, input=Raw(part.text.encode() or b"{}"))
 
-    @override
-    def begin_thinking(self, index: int) -> None:
-        self._begin(index, {"type": "thinking", "thinking": "", "signature": ""})
 
-    @override
-    def begin_call(self, index: int, call_id: str, name: str) -> None:
-        self._begin(index, {"type": "tool_use", "id": call_id, "name": name, "input": {}})
-
-    @override
-    def text(self, index: int, text: str) -> None:
-        self._delta(index, _TEXT, text)
-
-    @override
-    def thinking(self, index: int, text: str) -> None:
-        self._delta(index, b'"thinking_delta","thinking":', text)
-
-    @override
-    def signature(self, index: int, signature: str) -> None:
-        self._delta(index, b'"signature_delta","signature":', signature)
-
-    @override
-    def arguments(self, index: int, text: str) -> None:
-        self._delta(index, b'"input_json_delta","partial_json":', text)
-
-    @override
-    def end(self, index: int, *, whole: bool) -> None:
-        self._events.append(event("content_block_stop", index=index))
-
-    def _begin(self, index: int, block: dict[str, Any]) -> None:
-        self._events.append(event("content_block_start", index=index, content_block=block))
-
-    def _delta(self, index: int, kind: bytes, text: str) -> None:
-        # One comes with every token: half as long as by way of a dict.
-        self._events.append(_DELTA % index + kind + _ENCODE(text) + _DELTA_END)
+def _signature(part: Part) -> str:
+    # Of the reasoning alone: the same answer has it again, however often it is made. Nobody checks it.
+    return base64.b64encode(hashlib.sha256(part.text.encode("utf-8", "surrogatepass")).digest()).decode()
 
 
 def event(name: str, **fields: Any) -> bytes:
@@ -79,7 +67,7 @@ def event(name: str, **fields: Any) -> bytes:
 
 
 class MessageEvents:
-    """The events of one answer."""
+    """The events of one answer. With `hides_thinking` of reasoning the signature alone is told."""
 
     def __init__(
         self, message_id: str, model: str, id_of_call: Callable[[int], str], *, hides_thinking: bool = False
@@ -87,8 +75,9 @@ class MessageEvents:
         self._id = message_id
         self._model = model
         self._is_open = False
-        self._sink = _EventSink()
-        self._blocks = ContentBlocks(self._sink, id_of_call, hides_thinking=hides_thinking)
+        self._answer = Answer()
+        self._id_of_call = id_of_call
+        self._hides_thinking = hides_thinking
 
     def start(self, num_prompt_tokens: int) -> bytes:
         message: dict[str, Any] = {
@@ -104,18 +93,31 @@ class MessageEvents:
         return event("message_start", message=message) + PING
 
     def events(self, events: Iterable[Event]) -> bytes:
-        self._blocks.feed(events)
-        return self._sink.take()
+        return b"".join(map(self._told, self._answer.feed(events)))
 
     def text(self, text: str) -> bytes:
         """A piece of an answer that no parser reads: all of it is text."""
         if self._is_open:
             return _MORE_TEXT + _ENCODE(text) + _DELTA_END
         self._is_open = True
-        self._blocks.text(text)
-        return self._sink.take()
+        return self.events([Text(text)])
 
     def end(self, stop_reason: StopReason, stop_sequence: str | None, usage: MessageUsage) -> bytes:
-        self._blocks.close()
+        last = b"".join(map(self._told, self._answer.close()))
         delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
-        return self._sink.take() + event("message_delta", delta=delta, usage=usage) + event("message_stop")
+        return last + event("message_delta", delta=delta, usage=usage) + event("message_stop")
+
+    def _told(self, step: Step) -> bytes:
+        match step:
+            case Began(part):
+                block = _block(part, self._id_of_call, is_over=False)
+                return event("content_block_start", index=part.index, content_block=block)
+            case More(part, text):
+                # One comes with every token: half as long as by way of a dict.
+                is_hidden = self._hides_thinking and part.kind is Reasoning
+                return b"" if is_hidden else _DELTA % part.index + _DELTAS[part.kind] + _ENCODE(text) + _DELTA_END
+            case Ended(part):
+                signed = b""
+                if part.kind is Reasoning:
+                    signed = _DELTA % part.index + _SIGNATURE + _ENCODE(_signature(part)) + _DELTA_END
+                return signed + event("content_block_stop", index=part.index)

@@ -2,7 +2,10 @@
 
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
+
+from nodes.gateway.fields.openai_types import ContentPart
+from nodes.gateway.fields.tool_types import ReasoningEffort
 
 Include = Literal[
     "file_search_call.results",
@@ -19,28 +22,20 @@ LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
 
-class ResponsePart(Struct, frozen=True, kw_only=True):
-    """A part of an item; only text is supported."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
 class ResponseItem(Struct, frozen=True, kw_only=True):
     """One item of a conversation. Which fields it needs depends on its type; without one it is a message."""
 
     type: str = "message"
     id: str | None = None
     role: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    content: str | list[ResponsePart] | None = None
+    content: str | list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
-    output: str | list[ResponsePart] | None = None
-    summary: list[ResponsePart] | None = None
+    output: str | list[ContentPart] | None = None
+    summary: list[ContentPart] | None = None
     encrypted_content: str | None = None
 
 
@@ -53,7 +48,7 @@ class NamespacedTool(Struct, frozen=True, kw_only=True):
     type: str
     name: ResponseToolName | None = None
     description: str | None = None
-    parameters: dict[str, Raw] | None = None
+    parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: dict[str, Any] | None = None
 
@@ -83,9 +78,9 @@ class ResponseToolChoice(Struct, frozen=True, kw_only=True):
 
 
 class ResponseReasoning(Struct, frozen=True, kw_only=True):
-    """`effort` is the chat's `reasoning_effort`. No summaries are written, whatever is asked for."""
+    """No summaries are written, whatever is asked for."""
 
-    effort: str | None = None
+    effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
@@ -95,7 +90,7 @@ class ResponseTextFormat(Struct, frozen=True, kw_only=True):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema: dict[str, Raw] | None = None
+    schema: dict[str, Any] | None = None
     strict: bool | None = None
 
 
@@ -103,7 +98,7 @@ class ResponseTextConfig(Struct, frozen=True, kw_only=True):
     """What the answer's text has to be."""
 
     format: ResponseTextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponseStreamOptions(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing_extensions import override
 from nodes.gateway.answers.surface import Answering
 from nodes.gateway.calls.completions import CompletionEndpoint
 from nodes.gateway.calls.observer import HttpObserver
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import BadRequest, unsupported
 from nodes.gateway.http.bodies import BodyBudget
 from nodes.gateway.http.call import HttpCall
 from nodes.gateway.jobs.validation import Job, Validator
@@ -87,7 +87,7 @@ class ResponsePages:
         for param, neutral in (("starting_after", None), ("stream", "false")):
             if asked.get(param, [neutral]) != [neutral]:
                 message = f"'{param}' is not supported by this server: streams are read by those who asked for them."
-                raise BadRequest(message, param=param, code="unsupported_parameter")
+                raise unsupported(message, param)
         found = await self._those_kept().read(call.path_params["response_id"], call.names.key)
         await call.respond(200, found.response)
 

@@ -1,16 +1,15 @@
-"""POST /v1/responses: a chat in another form, answered as items. See `translation.py` and `output.py`."""
+"""POST /v1/responses: a chat in another form, answered as items. See `translation.py` and `writer.py`."""
 
 import time
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple
 
-from msgspec.structs import replace
 from typing_extensions import override
 
 from nodes.gateway.answers.responses import ended, total_usage
 from nodes.gateway.answers.sse import Writer
 from nodes.gateway.answers.surface import Answering, Surface
-from nodes.gateway.errors import ApiError, BadRequest, Internal
+from nodes.gateway.errors import ApiError, Internal, unsupported
 from nodes.gateway.jobs.validation import Job, Validator
 from nodes.gateway.parsers.events import Event, Text
 from nodes.gateway.requests.events import End, Tokens
@@ -18,7 +17,8 @@ from nodes.gateway.surfaces.responses.alignment import TokenAlignment
 from nodes.gateway.surfaces.responses.answer import RESPONSE_ID_PREFIX, Response
 from nodes.gateway.surfaces.responses.echo import first_response
 from nodes.gateway.surfaces.responses.kept import Keeping
-from nodes.gateway.surfaces.responses.translation import Asked, Translated, read, translate
+from nodes.gateway.surfaces.responses.tools import ToolTable
+from nodes.gateway.surfaces.responses.translation import NAMES, Asked, Translated, read, translate
 from nodes.gateway.surfaces.responses.writer import Found, ResponseWriter
 
 
@@ -26,41 +26,27 @@ class OfResponse(NamedTuple):
     """What the answer needs of the call: `Job.own`. `keeping` None: the response is not kept."""
 
     asked: Asked
-    translated: Translated
+    tools: ToolTable
     keeping: Keeping | None = None
 
 
 def job_of(
     asked: Asked, translated: Translated, validator: Validator, request_id: str, keeping: Keeping | None = None
-) -> Job:
+) -> Job[OfResponse]:
     """Raises `ApiError`, in which `param` is a field of the response."""
-    try:
-        job = validator.chat(translated.chat, request_id)
-    except ApiError as error:
-        error.rename(translated.name_of)
-        raise
-    left_out = [f"tools: {kind}" for kind in translated.tools.hosted]
-    return job._replace(
-        # Codex says as the developer what has changed since the turn before: the sandbox, the model.
-        prepare=replace(job.prepare, late_system_as_user=True),
-        prompt_param="input",
-        max_tokens_param="max_output_tokens",
-        name_of=translated.name_of,
-        unknown_fields=[*asked.unknown_fields, *job.unknown_fields, *left_out],
-        own=OfResponse(asked, translated, keeping),
-    )
+    conversation, options, tools = translated
+    job = validator.converse(conversation, options, request_id, names=NAMES)
+    return job._replace(own=OfResponse(asked, tools, keeping))
 
 
-class ResponsesSurface(Surface):
+class ResponsesSurface(Surface[OfResponse]):
     """One sample of a chat, as items."""
 
     path: ClassVar[str] = "/v1/responses"
     id_prefix: ClassVar[str] = RESPONSE_ID_PREFIX
-    whole_object: ClassVar[str] = "response"
-    chunk_object: ClassVar[str] = "response"
 
     @override
-    def read(self, validator: Validator, data: bytes, request_id: str) -> Job:
+    def read(self, validator: Validator, data: bytes, request_id: str) -> Job[OfResponse]:
         """Where nothing is kept."""
         asked = read(data)
         if asked.body.previous_response_id is not None:
@@ -68,15 +54,15 @@ class ResponsesSurface(Surface):
                 "'previous_response_id' is not supported by this server, which keeps no responses. Send the whole "
                 "conversation as 'input', or have the operator start it with `--responses-store BYTES`."
             )
-            raise BadRequest(message, param="previous_response_id", code="unsupported_parameter")
+            raise unsupported(message, "previous_response_id")
         return job_of(asked, translate(asked), validator, request_id)
 
     @override
-    def whole(self, answering: Answering) -> Response:
+    def whole(self, answering: Answering[OfResponse]) -> Response:
         return ResponseStream(answering).whole()
 
     @override
-    def writer(self, answering: Answering) -> "ResponseStream":
+    def writer(self, answering: Answering[OfResponse]) -> "ResponseStream":
         return ResponseStream(answering)
 
 
@@ -86,8 +72,8 @@ RESPONSES = ResponsesSurface()
 class ResponseStream(Writer):
     """The stream of one response; `response` is all of it, once its sample has ended."""
 
-    def __init__(self, answering: Answering) -> None:
-        own: OfResponse = answering.job.own
+    def __init__(self, answering: Answering[OfResponse]) -> None:
+        own = answering.job.own
         head, self._keeping = answering.head, own.keeping
         self.response = first_response(
             own.asked,
@@ -100,7 +86,7 @@ class ResponseStream(Writer):
         self._answering, self._details = answering, answering.details
         self._writer = ResponseWriter(
             self.response,
-            own.translated.tools,
+            own.tools,
             lambda index: answering.call_id(0, index),
             seals_reasoning=own.asked.seals_reasoning,
         )
@@ -111,10 +97,7 @@ class ResponseStream(Writer):
     def whole(self) -> Response:
         """The response to a call that has ended, of whose output nothing was written."""
         ((piece, _),) = ended(self._answering.generation)
-        answers = self._answering.answers
-        sample = None if answers is None else answers.samples[0]
-        events = [Text(piece.text)] if sample is None else [*sample.feed(piece.text), *sample.close()]
-        self.piece(0, events, piece.end, piece.tokens)
+        self.piece(0, self._answering.events(piece), piece.end, piece.tokens)
         return self.response
 
     @override

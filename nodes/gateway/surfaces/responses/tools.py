@@ -1,13 +1,17 @@
-"""Tools of a response as functions of a chat, and calls of these functions back as the tools'. Pure.
+"""Tools of a response as functions, and calls of these functions back as the tools'. Pure.
 
-A custom tool is a function of one string. The tools of a namespace carry its name, since a chat has one name for each.
+A custom tool is a function of one string. The tools of a namespace carry its name, since a model has one for each.
 Tools that run on OpenAI's hosts do not exist here and are left out.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from nodes.gateway.errors import BadRequest
+import msgspec
+
+from nodes.gateway.errors import invalid, required, unsupported
+from nodes.gateway.fields.tool_fields import Choice
+from nodes.gateway.fields.tool_types import FunctionDefinition, FunctionName
 from nodes.gateway.surfaces.responses.body import (
     NamespacedTool,
     ResponseTool,
@@ -39,78 +43,61 @@ class ToolName(NamedTuple):
 
 
 class ToolTable:
-    """The tools of one call. `functions` are those of the chat; `hosted` the types of tools that were left out."""
+    """The tools of one call. `functions` are those that it offers; `hosted` the types of tools that are left out."""
 
     def __init__(self, tools: Sequence[ResponseTool] | None) -> None:
         """Raises `BadRequest`, naming the tool."""
-        self.functions: list[dict[str, Any]] = []
+        self.functions: dict[str, FunctionDefinition] = {}
         self.hosted: list[str] = []
-        self.params: dict[str, str] = {}
         self._names: dict[str, ToolName] = {}
         for index, tool in enumerate(tools or ()):
             where = f"tools.{index}"
             if tool.type != _NAMESPACE:
                 self._add(tool, where)
                 continue
-            namespace = _required(tool.name, f"{where}.name")
+            namespace = required(tool.name, f"{where}.name")
             for number, inner in enumerate(tool.tools or ()):
                 self._add(inner, f"{where}.tools.{number}", namespace)
 
     def name_of(self, function: str) -> ToolName:
-        """The tool that a function of the chat stands for."""
+        """The tool that a function stands for."""
         return self._names.get(function) or ToolName(function)
 
-    def is_custom(self, function: str) -> bool:
-        return self.name_of(function).is_custom
-
-    def choice(self, choice: str | ResponseToolChoice) -> str | dict[str, Any]:
-        """`tool_choice` of the chat. Raises `BadRequest`."""
-        if isinstance(choice, str):
-            return choice
-        if choice.type == "allowed_tools":
-            references = choice.tools or []
-            named = [self._reference(one, f"tool_choice.tools.{i}") for i, one in enumerate(references)]
-            # Those of hosted tools allow what is not there.
-            functions = [{"type": _FUNCTION, _FUNCTION: {"name": name}} for name in named if name]
-            if not functions and choice.mode == "auto":
-                return "none"
-            if not functions:
-                message = "'tool_choice' requires a call of tools that this server does not run."
-                raise BadRequest(message, param="tool_choice", code="unsupported_parameter")
-            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": functions}}
-        name = self._reference(choice, "tool_choice")
-        if not name:
-            message = f"'tool_choice' names a tool of type '{choice.type[:64]}', which this server does not run."
-            raise BadRequest(message, param="tool_choice", code="unsupported_parameter")
-        return {"type": _FUNCTION, _FUNCTION: {"name": name}}
-
-    def _reference(self, tool: ResponseToolChoice | ResponseToolReference, where: str) -> str:
-        if tool.type not in (_FUNCTION, _CUSTOM):
-            return ""
-        name = flat_name(_required(tool.name, f"{where}.name"), tool.namespace)
-        if name not in self._names:
-            raise BadRequest(
-                f"'{where}' names '{name[:64]}', which is not among 'tools'.", param=where, code="invalid_value"
-            )
-        return name
-
     def _add(self, tool: NamespacedTool, where: str, namespace: str | None = None) -> None:
-        if tool.type in (_FUNCTION, _CUSTOM):
-            self._add_function(tool, where, namespace)
-        else:
+        if tool.type not in (_FUNCTION, _CUSTOM):
             self.hosted.append(tool.type)
-
-    def _add_function(self, tool: NamespacedTool, where: str, namespace: str | None) -> None:
-        name = flat_name(_required(tool.name, f"{where}.name"), namespace)
-        if name in self._names:
-            # One name for two tools: nobody could tell which of them is called.
-            message = f"'{where}.name' is '{name[:64]}', as is that of a tool before it."
-            raise BadRequest(message, param=f"{where}.name", code="invalid_value")
+            return
+        name = flat_name(required(tool.name, f"{where}.name"), namespace)
+        try:
+            msgspec.convert(name, FunctionName)
+        except msgspec.ValidationError as error:
+            raise invalid(f"'{where}.name' makes '{name[:200]}' a function's name: {error}.", f"{where}.name") from None
         is_custom = tool.type == _CUSTOM
         self._names[name] = ToolName(tool.name or "", namespace, is_custom)
-        here = f"tools.{len(self.functions)}"
-        self.params |= {f"{here}.{_FUNCTION}": where, here: where}
-        self.functions.append({"type": _FUNCTION, _FUNCTION: _custom(tool, name) if is_custom else _plain(tool, name)})
+        self.functions[where] = _custom(tool, name) if is_custom else _plain(tool, name)
+
+
+def choice_of(given: Literal["none", "auto", "required"] | ResponseToolChoice | None, *, one_call: bool) -> Choice:
+    """Raises `BadRequest`."""
+    if not isinstance(given, ResponseToolChoice):
+        return Choice(given or "auto", None, one_call)
+    if given.type == "allowed_tools":
+        references = {f"tool_choice.tools.{index}": one for index, one in enumerate(given.tools or ())}
+        # Those of hosted tools allow what is not there.
+        named = {where: name for where, one in references.items() if (name := _reference(one, where))}
+        if not named and given.mode == "required":
+            raise unsupported("'tool_choice' requires a call of tools that this server does not run.", "tool_choice")
+        return Choice(given.mode, named, one_call) if named else Choice("none")
+    if not (name := _reference(given, "tool_choice")):
+        message = f"'tool_choice' names a tool of type '{given.type[:64]}', which this server does not run."
+        raise unsupported(message, "tool_choice")
+    return Choice("named", {"tool_choice": name}, one_call)
+
+
+def _reference(tool: ResponseToolChoice | ResponseToolReference, where: str) -> str:
+    """Empty for a tool of a host."""
+    is_here = tool.type in (_FUNCTION, _CUSTOM)
+    return flat_name(required(tool.name, f"{where}.name"), tool.namespace) if is_here else ""
 
 
 def flat_name(name: str, namespace: str | None) -> str:
@@ -120,21 +107,13 @@ def flat_name(name: str, namespace: str | None) -> str:
     return f"{namespace.removesuffix(_SEPARATOR)}{_SEPARATOR}{name}"
 
 
-def _required(name: str | None, where: str) -> str:
-    if not name:
-        message = f"Missing required parameter: '{where}'."
-        raise BadRequest(message, param=where, code="missing_required_parameter")
-    return name
+def _plain(tool: NamespacedTool, name: str) -> FunctionDefinition:
+    return FunctionDefinition(name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
 
 
-def _plain(tool: NamespacedTool, name: str) -> dict[str, Any]:
-    fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    return {"name": name} | {key: value for key, value in fields.items() if value is not None}
-
-
-def _custom(tool: NamespacedTool, name: str) -> dict[str, Any]:
+def _custom(tool: NamespacedTool, name: str) -> FunctionDefinition:
     said = [tool.description or "", *_format(tool.format or {})]
-    return {"name": name, "description": "\n\n".join(filter(None, said)), "parameters": _CUSTOM_PARAMETERS}
+    return FunctionDefinition(name=name, description="\n\n".join(filter(None, said)), parameters=_CUSTOM_PARAMETERS)
 
 
 def _format(described: dict[str, Any]) -> Iterable[str]:

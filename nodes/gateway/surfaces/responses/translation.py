@@ -1,14 +1,17 @@
-"""From the body of POST /v1/responses to that of POST /v1/chat/completions, which is all that is served below. Pure."""
+"""From the body of POST /v1/responses to a conversation, and what its answer is to be as `ChatOptions`. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from msgspec import Raw, Struct, defstruct
+from msgspec import Struct, defstruct
 
-from nodes.gateway.errors import BadRequest
-from nodes.gateway.fields.body_reader import BodyReader
-from nodes.gateway.fields.openai_types import CHAT_BODY
+from nodes.asks.grammar_fields import JsonObjectFormat, JsonSchemaFormat, NamedSchema
+from nodes.gateway.errors import Names, required, unsupported
+from nodes.gateway.fields.body_reader import BodyReader, Decoded
+from nodes.gateway.fields.conversation import Conversation
+from nodes.gateway.fields.openai_types import CHAT_OPTIONS
+from nodes.gateway.fields.tool_fields import tool_use
 from nodes.gateway.surfaces.responses.body import (
     ENCRYPTED_REASONING,
     LOGPROBS,
@@ -16,14 +19,13 @@ from nodes.gateway.surfaces.responses.body import (
     ResponsesBody,
     ResponseTextFormat,
 )
-from nodes.gateway.surfaces.responses.history import Conversation
-from nodes.gateway.surfaces.responses.tools import ToolTable
+from nodes.gateway.surfaces.responses.history import Turns
+from nodes.gateway.surfaces.responses.tools import ToolTable, choice_of
 
 _NOT_OF_RESPONSES: Final = frozenset(
     {
         # Said otherwise here.
-        "messages", "max_tokens", "max_completion_tokens", "response_format", "reasoning_effort", "verbosity",
-        "stream_options", "functions", "function_call",
+        "max_tokens", "max_completion_tokens", "response_format", "reasoning_effort", "verbosity", "stream_options",
         # Reasoning is an item by itself.
         "include_reasoning", "separate_reasoning", "stream_reasoning",
         # An answer is one sample of one chat from its beginning.
@@ -34,9 +36,9 @@ _NOT_OF_RESPONSES: Final = frozenset(
     }
 )  # fmt: skip
 """Fields of chats that responses do not take under the same name."""
-_SAME: Final = ("model", "temperature", "top_p", "user", "parallel_tool_calls", "stream", "top_logprobs")
+_SAME: Final = ("model", "temperature", "top_p", "user", "stream", "top_logprobs")
 """Those that both take, and whose effect is the same."""
-_RENAMED: Final = {
+NAMES: Final[Names] = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "messages": "input",
@@ -45,10 +47,8 @@ _RENAMED: Final = {
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
     "verbosity": "text.verbosity",
-    "tool_choice.function": "tool_choice",
-    "tool_choice.allowed_tools": "tool_choice",
 }
-"""By field of the chat: the field that the client knows it by."""
+"""By field of `ChatOptions`: the field that the client knows it by."""
 _REFUSED: Final = {
     "background": "Leave it out and read the stream.",
     "conversation": "Send the conversation as 'input'.",
@@ -64,7 +64,7 @@ def _with_chat_fields() -> type[Struct]:
     own = frozenset(ResponsesBody.__struct_fields__)
     fields: list[tuple[str, Any, Any]] = [
         (field.encode_name, field.type, None)
-        for field in msgspec.structs.fields(CHAT_BODY)
+        for field in msgspec.structs.fields(CHAT_OPTIONS)
         if field.encode_name not in own | _NOT_OF_RESPONSES
     ]
     return defstruct("ResponsesBody", fields, bases=(ResponsesBody,), frozen=True, kw_only=True, module=__name__)
@@ -78,10 +78,10 @@ _ITEMS: Final = msgspec.json.Decoder(list[ResponseItem])
 
 
 class Asked(NamedTuple):
-    """What a client asked for: its body, the raw JSON of its fields, and names of fields that nobody knows."""
+    """What a client asked for: its body, its fields as raw JSON, and names of fields that nobody knows."""
 
     body: ResponsesBody
-    fields: dict[str, Raw]
+    fields: Mapping[str, Any]
     unknown_fields: list[str]
 
     @property
@@ -95,21 +95,11 @@ class Asked(NamedTuple):
 
 
 class Translated(NamedTuple):
-    """The chat's body as JSON, the tools by which calls are translated back, and how to name the client's fields."""
+    """The conversation, `ChatOptions`, and the tools by which calls are translated back."""
 
-    chat: bytes
+    conversation: Conversation
+    options: Decoded
     tools: ToolTable
-    params: dict[str, str]
-
-    def name_of(self, chat_param: str) -> str:
-        """What the client calls a field of the chat."""
-        head, rest = chat_param, ""
-        while head not in self.params:
-            head, dot, tail = head.rpartition(".")
-            if not dot:
-                return chat_param
-            rest = f".{tail}{rest}"
-        return self.params[head] + rest
 
 
 def read(data: bytes) -> Asked:
@@ -118,8 +108,7 @@ def read(data: bytes) -> Asked:
     body: ResponsesBody = decoded.body
     for param, do in _REFUSED.items():
         if _has(body, param):
-            message = f"'{param}' is not supported by this server. {do}"
-            raise BadRequest(message, param=param, code="unsupported_parameter")
+            raise unsupported(f"'{param}' is not supported by this server. {do}", param)
     return Asked(body, decoded.fields, decoded.unknown_fields)
 
 
@@ -132,56 +121,44 @@ def _has(body: ResponsesBody, param: str) -> bool:
 
 def translate(asked: Asked, history: Sequence[ResponseItem] = ()) -> Translated:
     """`history` is what the response at `previous_response_id` has seen and said. Raises `BadRequest`."""
+    body = asked.body
+    tools, turns = ToolTable(body.tools), Turns(body.instructions)
+    turns.add(history, "previous_response_id", is_stored=True)
+    if isinstance(body.input, list):
+        turns.add(body.input, "input")
+    elif body.input:
+        turns.say("user", body.input)
+    choice = choice_of(body.tool_choice, one_call=body.parallel_tool_calls is False)
+    conversation = Conversation(
+        turns=turns.finish(),
+        tools=tool_use(tools.functions, choice),
+        # Codex says as the developer what has changed since the turn before: the sandbox, the model.
+        late_system_as_user=True,
+    )
+    options = _options_of(asked)
+    unknown = [*asked.unknown_fields, *(f"tools: {kind}" for kind in tools.hosted)]
+    return Translated(conversation, Decoded(CHAT_OPTIONS(**options), {**options, **asked.fields}, unknown), tools)
+
+
+def _options_of(asked: Asked) -> dict[str, Any]:
     body, fields = asked.body, asked.fields
-    tools = ToolTable(body.tools)
-    conversation = Conversation(body.instructions)
-    conversation.add(history, "previous_response_id", is_stored=True)
-    if isinstance(body.input, str):
-        if body.input:
-            conversation.say(body.input, "input")
-    else:
-        conversation.add(body.input, "input")
-    chat: dict[str, Any] = {name: fields[name] for name in _PASSED_ON | {*_SAME} if name in fields}
-    chat["messages"] = conversation.finish()
-    chat |= _tools_of(body, tools) | _text_of(body)
-    if body.max_output_tokens is not None:
-        chat["max_completion_tokens"] = body.max_output_tokens
+    options: dict[str, Any] = {name: getattr(body, name) for name in _PASSED_ON | {*_SAME} if name in fields}
+    if body.text is not None:
+        options |= {"verbosity": body.text.verbosity, "response_format": _response_format(body.text.format)}
     if LOGPROBS in (body.include or ()) or body.top_logprobs:
-        chat["logprobs"] = True
-    if body.reasoning is not None and body.reasoning.effort is not None:
-        chat["reasoning_effort"] = body.reasoning.effort
-    return Translated(msgspec.json.encode(chat), tools, _RENAMED | tools.params | conversation.params)
+        options["logprobs"] = True
+    if body.reasoning is not None:
+        options["reasoning_effort"] = body.reasoning.effort
+    return options | {"max_completion_tokens": body.max_output_tokens}
 
 
-def _tools_of(body: ResponsesBody, tools: ToolTable) -> dict[str, Any]:
-    # A choice is made before tools are, or what it names would be missing only where there are others.
-    choice = None if body.tool_choice is None else tools.choice(body.tool_choice)
-    if not tools.functions:
-        # A chat refuses it without tools; agents that only have hosted ones say it all the same.
-        return {} if choice in (None, "auto", "none") else {"tool_choice": choice}
-    return {"tools": tools.functions} | ({} if choice is None else {"tool_choice": choice})
-
-
-def _text_of(body: ResponsesBody) -> dict[str, Any]:
-    text = body.text
-    if text is None:
-        return {}
-    asked: dict[str, Any] = {} if text.verbosity is None else {"verbosity": text.verbosity}
-    if text.format is not None and text.format.type != "text":
-        asked["response_format"] = _response_format(text.format)
-    return asked
-
-
-def _response_format(wanted: ResponseTextFormat) -> dict[str, Any]:
-    if wanted.type != "json_schema":
-        return {"type": wanted.type, **({} if wanted.schema is None else {"schema": wanted.schema})}
-    if wanted.schema is None:
-        where = "text.format.schema"
-        message = f"Missing required parameter: '{where}'."
-        raise BadRequest(message, param=where, code="missing_required_parameter")
-    described = {"name": wanted.name, "description": wanted.description, "strict": wanted.strict}
-    given = {key: value for key, value in described.items() if value is not None}
-    return {"type": wanted.type, "json_schema": {"name": "response", **given, "schema": wanted.schema}}
+def _response_format(wanted: ResponseTextFormat | None) -> JsonObjectFormat | JsonSchemaFormat | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return JsonObjectFormat(schema=wanted.schema)
+    schema = required(wanted.schema, "text.format.schema")
+    return JsonSchemaFormat(json_schema=NamedSchema(name=wanted.name, schema=schema, strict=wanted.strict))
 
 
 def stored_items(data: bytes) -> list[ResponseItem]:

@@ -9,7 +9,7 @@ import msgspec
 from typing_extensions import override
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import invalid
 from nodes.gateway.surfaces.vectors.answers import Embedding
 from nodes.gateway.surfaces.vectors.bodies import EmbedBody, EmbeddingsBody, InputType
 from nodes.gateway.surfaces.vectors.form import (
@@ -111,19 +111,16 @@ def check_dimensions(wanted: int | None, pooling: Pooling, config: GatewayConfig
     """Raise `BadRequest` for more than the model has."""
     most = pooling.num_dimensions(config.hidden_size)
     if wanted is not None and wanted > most:
-        message = f"'dimensions' is {wanted}, but this model's vectors have {most}."
-        raise BadRequest(message, param="dimensions", code="invalid_value")
+        raise invalid(f"'dimensions' is {wanted}, but this model's vectors have {most}.", "dimensions")
 
 
 def prompted(inputs: Inputs, name: str | None, pooling: Pooling) -> Inputs:
     """Texts behind the model's prompt of this name, or its default one. Raises `BadRequest`."""
     if name is not None and name not in pooling.prompts:
         known = ", ".join(map(repr, sorted(pooling.prompts))) or "none at all"
-        message = f"'prompt_name' is '{name[:200]}', but this model's prompts are {known}."
-        raise BadRequest(message, param="prompt_name", code="invalid_value")
+        raise invalid(f"'prompt_name' is '{name[:200]}', but this model's prompts are {known}.", "prompt_name")
     if name is not None and inputs.token_ids:
-        message = "'prompt_name' needs inputs of text: a prompt and ids cannot be joined."
-        raise BadRequest(message, param="prompt_name", code="invalid_value")
+        raise invalid("'prompt_name' needs inputs of text: a prompt and ids cannot be joined.", "prompt_name")
     return _behind(inputs, prompt_of(pooling) if name is None else pooling.prompts[name])
 
 
@@ -144,11 +141,10 @@ def _of_type(inputs: Inputs, name: str, pooling: Pooling) -> Inputs:
     prompts = prompts_of_types(pooling)
     if name not in prompts:
         known = ", ".join(map(repr, sorted(pooling.prompts)))
-        message = f"'input_type' is '{name}', but this model's prompts are {known}."
-        raise BadRequest(message, param="input_type", code="invalid_value")
+        raise invalid(f"'input_type' is '{name}', but this model's prompts are {known}.", "input_type")
     if prompts[name] and inputs.token_ids:
         message = "'input_type' needs inputs of text with this model: a prompt and ids cannot be joined."
-        raise BadRequest(message, param="input_type", code="invalid_value")
+        raise invalid(message, "input_type")
     return _behind(inputs, prompts[name])
 
 

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from nodes.gateway.admission.named_calls import check_names, prompt_names
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import unsupported
 from nodes.gateway.surfaces.vectors.answers import PooledMeta, PooledRow
 from nodes.gateway.surfaces.vectors.bodies import OF_EMBEDDINGS, EncodeBody
 from nodes.gateway.surfaces.vectors.embeddings import check_dimensions, in_brackets, normalizes, prompted
@@ -70,4 +70,4 @@ def _check_is_embedding(body: EncodeBody) -> None:
     for field in OF_EMBEDDINGS:
         if getattr(body, field) is not None:
             message = f"'{field}' is not supported by this model: it gives scores or classes, not embeddings."
-            raise BadRequest(message, param=field, code="unsupported_parameter")
+            raise unsupported(message, field)

@@ -25,7 +25,7 @@ from nodes.gateway.jobs.validation import Job
 from nodes.gateway.records.call_log import CallTrack
 from nodes.gateway.requests.outputs import Generation
 from nodes.gateway.service import GatewayService
-from nodes.gateway.surfaces.vectors.form import Computed, Form, FormReader, Work
+from nodes.gateway.surfaces.vectors.form import Computed, Form, FormReader
 from nodes.gateway.surfaces.vectors.inputs import Part, check_lengths, parts_of, too_long
 from nodes.gateway.surfaces.vectors.numbers import Row, row_of
 from nodes.protocol import Prepared
@@ -49,7 +49,7 @@ class VectorEndpoint(JobEndpoint):
     async def _generate(self, call: HttpCall, job: Job, track: CallTrack, named: NamedCall) -> None:
         # Of vectors there is no part to be answered with, so they are not aborted: what is at work is done soon.
         del named
-        work: Work = job.own
+        work = job.own
         watcher = call.watch()
         try:
             prepared = await self._unless_gone(self._prepare(job), watcher)
@@ -71,7 +71,7 @@ class VectorEndpoint(JobEndpoint):
         await call.respond(200, await _joined(work.answer(computed)))
 
     async def _prepare(self, job: Job) -> list[tuple[Part, Prepared]]:
-        work: Work = job.own
+        work = job.own
         config = self._service.config
         prepared: list[tuple[Part, Prepared]] = []
         for part in parts_of(work.inputs, job.prepare):

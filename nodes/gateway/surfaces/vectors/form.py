@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol
 from msgspec import Struct
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import BadRequest, invalid
 from nodes.gateway.fields.body_reader import BodyReader
 from nodes.gateway.fields.cache_scope import scope_of
 from nodes.gateway.jobs.validation import Job, check_model
@@ -89,7 +89,7 @@ class FormReader:
         self._config = config
         self._reader = BodyReader(form.body, neutral=NEUTRAL)
 
-    def job(self, data: bytes, request_id: str) -> Job:
+    def job(self, data: bytes, request_id: str) -> Job[Work]:
         """Raises `ApiError`."""
         decoded = self._reader.decode(data)
         body: VectorBody = decoded.body
@@ -134,8 +134,7 @@ def second_form(body: Struct, needed: int = 1) -> bool:
     forms = EITHER[type(body).__name__]
     given = [[name for name in names if getattr(body, name) is not None] for names in forms]
     if given[0] and given[1]:
-        message = f"'{given[1][0]}' cannot be used together with '{given[0][0]}'."
-        raise BadRequest(message, param=given[1][0], code="invalid_value")
+        raise invalid(f"'{given[1][0]}' cannot be used together with '{given[0][0]}'.", given[1][0])
     is_second = bool(given[1])
     missing = [name for name in forms[is_second][:needed] if name not in given[is_second]]
     if missing:
@@ -176,8 +175,7 @@ def _pooling_of(config: GatewayConfig, form: Form) -> Pooling:
 def _check_exclusive(body: VectorBody) -> None:
     for one, other in EXCLUSIVE.get(type(body).__name__, ()):
         if getattr(body, one) is not None and getattr(body, other) is not None:
-            message = f"'{other}' cannot be used together with '{one}'."
-            raise BadRequest(message, param=other, code="invalid_value")
+            raise invalid(f"'{other}' cannot be used together with '{one}'.", other)
 
 
 def _truncation(body: VectorBody, config: GatewayConfig) -> tuple[int, bool]:
@@ -190,13 +188,12 @@ def _truncation(body: VectorBody, config: GatewayConfig) -> tuple[int, bool]:
     if truncate in ("START", "END"):
         if side is not None:
             message = f"'truncation_side' cannot be used together with 'truncate': '{truncate}', which names a side."
-            raise BadRequest(message, param="truncation_side", code="invalid_value")
+            raise invalid(message, "truncation_side")
         side = "left" if truncate == "START" else "right"
     if isinstance(body, EmbedBody | AnyRerankBody) and body.truncation_direction is not None:
         side = "left" if body.truncation_direction.lower() == "left" else "right"
     if wanted == 0:
-        message = "'truncate_prompt_tokens' must be at least 1, or -1 for what fits."
-        raise BadRequest(message, param="truncate_prompt_tokens", code="invalid_value")
+        raise invalid("'truncate_prompt_tokens' must be at least 1, or -1 for what fits.", "truncate_prompt_tokens")
     if wanted is None:
         return 0, False
     most = config.longest_input

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import BadRequest, invalid
 from nodes.protocol import Prepare, Prepared
 
 _PART_INPUTS: Final = 64
@@ -46,7 +46,7 @@ def inputs_of(field: str, given: str | Sequence[str | int | list[int]], config: 
     lists = [one for one in given if isinstance(one, list)]
     if max(len(texts), len(flat), len(lists)) != len(given):
         message = f"'{field}' must be a text, a list of texts, a list of token ids, or a list of lists of token ids."
-        raise BadRequest(message, param=field, code="invalid_value")
+        raise invalid(message, field)
     if flat:
         _check_ids(field, flat, config)
         return Inputs([field], token_ids=[flat])
@@ -71,7 +71,7 @@ def names_of(field: str, num: int, config: GatewayConfig) -> list[str]:
     """The names of a list. Raises `BadRequest` if it is too long."""
     if num > config.max_inputs_per_call:
         message = f"'{field}' has {num} inputs; at most {config.max_inputs_per_call} can be given in one call."
-        raise BadRequest(message, param=field, code="invalid_value")
+        raise invalid(message, field)
     return [f"{field}.{index}" for index in range(num)]
 
 

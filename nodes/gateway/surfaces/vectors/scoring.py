@@ -11,7 +11,7 @@ from msgspec import UNSET
 from typing_extensions import override
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import BadRequest, invalid, unsupported
 from nodes.gateway.surfaces.vectors.answers import Rank, Reranked, RerankedList, RouterRank, Score, ScoreList
 from nodes.gateway.surfaces.vectors.bodies import AnyRerankBody, DocumentText, RerankBody, ScoreBody, ScoredBody
 from nodes.gateway.surfaces.vectors.form import (
@@ -54,7 +54,7 @@ class _Pairs(NamedTuple):
         instruct: str | None = body.instruct
         if instruct is not None and pooling.kind != "yes_no":
             message = "'instruct' is not supported by this model: its template has no place for it."
-            raise BadRequest(message, param="instruct", code="unsupported_parameter")
+            raise unsupported(message, "instruct")
         if pooling.kind == "embedding":
             before, after = prompt_of(pooling, QUERY), prompt_of(pooling, DOCUMENT)
             texts = [*(before + text for text in self.firsts), *(after + text for text in self.seconds)]
@@ -63,7 +63,7 @@ class _Pairs(NamedTuple):
         # A query is read again with each of its documents.
         if sum(map(len, firsts)) + sum(map(len, self.seconds)) > config.max_body_bytes:
             message = f"All pairs together have more than {config.max_body_bytes} characters. Send fewer in one call."
-            raise BadRequest(message, param=self.names[0].partition(".")[0], code="invalid_value")
+            raise invalid(message, self.names[0].partition(".")[0])
         if pooling.kind != "yes_no":
             return Inputs(self.names, firsts, self.seconds)
         instruct = instruct or prompt_of(pooling) or INSTRUCT
@@ -98,7 +98,7 @@ class ScoreForm(Form):
                 f"'{fields[0]}' has {len(pairs.firsts)} texts and '{fields[1]}' {len(pairs.seconds)}. Give one, or as "
                 "many as there are."
             )
-            raise BadRequest(message, param=fields[0], code="invalid_value")
+            raise invalid(message, fields[0])
         is_raw = body.use_activation is False
 
         def answer(computed: Computed) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from nodes.gateway.errors import (
     WrongMethod,
 )
 from nodes.gateway.surfaces.messages.errors import ANTHROPIC_ERRORS
+from nodes.gateway.surfaces.messages.translation import NAMES
 
 CLAUDE_CODE_READS = re.compile(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", re.IGNORECASE)
 """What its version 2.1.332 looks for."""
@@ -56,16 +57,17 @@ def said(error: ApiError) -> str:
     [
         ("max_tokens", "'max_tokens' is 0.", "'max_tokens' is 0."),
         ("max_tokens", "It is 0.", "max_tokens: It is 0."),
+        (None, "It is 0.", "It is 0."),
         ("stop.3", "'stop.3' is empty.", "'stop_sequences.3' is empty."),
-        ("tools.1.function.parameters", "No grammar takes it.", "tools.1.input_schema: No grammar takes it."),
-        ("tools.1.function.name", "'tools.1.function.name' is odd.", "'tools.1.name' is odd."),
-        ("tool_choice.function.name", "Not there.", "tool_choice.name: Not there."),
-        ("response_format.json_schema.schema", "Odd.", "output_config.format: Odd."),
-        ("parallel_tool_calls", "Odd.", "tool_choice.disable_parallel_tool_use: Odd."),
+        ("tools.1.input_schema", "No grammar takes it.", "tools.1.input_schema: No grammar takes it."),
+        ("response_format.json_schema.schema", "Odd.", "output_config.format.schema: Odd."),
+        ("reasoning_effort", "'reasoning_effort' is odd.", "'output_config.effort' is odd."),
     ],
 )
-def test_the_message_names_the_parameter_of_the_body(param: str, message: str, shown: str) -> None:
-    assert said(BadRequest(message, param=param)) == shown
+def test_the_message_names_the_parameter_of_the_body(param: str | None, message: str, shown: str) -> None:
+    error = BadRequest(message, param=param)
+    error.rename(NAMES)
+    assert said(error) == shown
 
 
 def test_a_prompt_that_is_too_long_is_said_in_words_that_clients_know() -> None:

@@ -1,14 +1,16 @@
-"""Bodies of the Messages API as chats, and every way in which a conversation can be wrong."""
+"""Bodies of the Messages API as conversations, and every way in which one can be wrong."""
 
 import json
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.surfaces.messages.reading import MessagesReader, ReadBody
-from nodes.gateway.surfaces.messages.translation import hides_thinking
+from nodes.gateway.fields.conversation import Conversation
+from nodes.gateway.surfaces.messages.reading import MessagesReader
+from nodes.gateway.surfaces.messages.translation import Translated, hides_thinking
 from nodes.gateway.surfaces.messages.types import MessagesBody
 
 READER = MessagesReader(MessagesBody)
@@ -45,12 +47,16 @@ def result(call_id: str, content: Any = None, **fields: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": call_id, **given, **fields}
 
 
-def read(*messages: Any, **fields: Any) -> ReadBody:
+def read(*messages: Any, **fields: Any) -> Translated:
     return READER.read(json.dumps({"max_tokens": 8, "messages": messages or [user("hi")]} | fields).encode())
 
 
 def chat(*messages: Any, **fields: Any) -> dict[str, Any]:
-    return json.loads(read(*messages, **fields).chat)
+    """What is asked of the answer, and the messages as a chat template gets them."""
+    found = read(*messages, **fields)
+    options: dict[str, Any] = msgspec.to_builtins(found.options.fields)
+    given = {name: value for name, value in options.items() if value is not None}
+    return given | {"messages": json.loads(found.conversation.chat)}
 
 
 def refusal(*messages: Any, **fields: Any) -> BadRequest:
@@ -203,13 +209,6 @@ def test_parts_that_can_only_be_text_say_so() -> None:
     assert refusal(user([document])).param == "messages.0.content.0.source.content.0.type"
 
 
-def test_errors_of_messages_name_what_they_were_made_from() -> None:
-    turns = [user("a"), assistant(said("b")), user([said("c")]), assistant(call("t1")), user([result("t1"), said("d")])]
-    assert read(*turns, system="Be brief.").translated.messages_from == [
-        "system", "messages.0", "messages.1", "messages.2", "messages.3", "messages.4.content.0", "messages.4"
-    ]  # fmt: skip
-
-
 def test_ten_thousand_blocks() -> None:
     calls = [call(f"t{number}") for number in range(5000)]
     results = [result(f"t{number}", str(number)) for number in range(5000)]
@@ -226,7 +225,8 @@ def test_tools() -> None:
             {"type": "custom", "name": "exact", "input_schema": {"type": "object"}, "strict": True},
         ]
     )
-    assert json.loads(found.chat)["tools"] == [
+    use = found.conversation.tools
+    assert json.loads(use.rendered) == [
         {
             "type": "function",
             "function": {
@@ -235,36 +235,35 @@ def test_tools() -> None:
                 "parameters": WEATHER["input_schema"],
             },
         },
-        {"type": "function", "function": {"name": "exact", "parameters": {"type": "object"}, "strict": True}},
+        {"type": "function", "function": {"name": "exact", "parameters": {"type": "object"}}},
     ]
-    assert found.unknown_fields == ["tools.type:web_search_20250305"]
-    for ours, theirs in (
-        ("tools.0.function.parameters.type", "tools.1.function.parameters.type"),
-        ("tools.1", "tools.2"),
-        ("messages.0.content", "messages.0"),
-        ("temperature", "temperature"),
-    ):
-        error = BadRequest(f"'{ours}' is wrong.", param=ours)
-        error.rename(found.translated.name_of)
-        assert (error.param, error.message) == (theirs, f"'{theirs}' is wrong.")
+    assert [(tool.name, tool.strict, tool.param) for tool in use.offered] == [
+        ("weather", False, "tools.1.input_schema"), ("exact", True, "tools.2.input_schema"),
+    ]  # fmt: skip
+    assert found.options.unknown_fields == ["tools.type:web_search_20250305"]
+    assert refusal(tools=[WEATHER, WEATHER]).param == "tools.1.name"
 
 
 def loaded_late(*names: str) -> list[dict[str, Any]]:
     return [{"name": name, "input_schema": {"type": "object"}, "defer_loading": True} for name in names]
 
 
+def shown_names(asked: Conversation) -> list[str]:
+    """Of the tools that the chat template gets."""
+    return [tool["function"]["name"] for tool in json.loads(asked.tools.rendered)]
+
+
 def test_tools_that_are_loaded_late_are_shown_where_a_result_refers_to_them() -> None:
     reference = {"type": "tool_reference", "tool_name": "time"}
     unknown = {"type": "tool_reference", "tool_name": "other"}
     turns = [user("x"), assistant(call("t1")), user([result("t1", [reference, unknown])])]
-    found = read(*turns, tools=[*loaded_late("time", "date"), WEATHER])
-    asked = json.loads(found.chat)
+    asked = read(*turns, tools=[*loaded_late("time", "date"), WEATHER]).conversation
     shown = '{"type":"function","function":{"name":"time","parameters":{"type":"object"}}}'
-    assert asked["messages"][-1]["content"] == f"time can be called from here on: {shown}\nother"
-    assert [tool["function"]["name"] for tool in asked["tools"]] == ["time", "date", "weather"]
-    assert set(found.translated.loaded_tools) == {"time", "date"}
+    assert asked.turns[-1].content == f"time can be called from here on: {shown}\nother"
+    assert [tool.name for tool in asked.tools.offered] == ["time", "date", "weather"]
+    assert shown_names(asked) == ["weather"]
     demanded = read(*turns, tools=[*loaded_late("time", "date"), WEATHER], tool_choice={"type": "tool", "name": "date"})
-    assert set(demanded.translated.loaded_tools) == {"time"}
+    assert shown_names(demanded.conversation) == ["date", "weather"]
 
 
 @pytest.mark.parametrize(
@@ -277,9 +276,9 @@ def test_tools_that_are_loaded_late_are_shown_where_a_result_refers_to_them() ->
 )
 def test_tools_that_nothing_would_load_are_shown_at_once(tools: Any) -> None:
     turns = [user("x"), assistant(call("t1")), user([result("t1", [{"type": "tool_reference", "tool_name": "time"}])])]
-    found = read(*turns, tools=tools)
-    assert json.loads(found.chat)["messages"][-1]["content"] == "time"
-    assert not found.translated.loaded_tools
+    asked = read(*turns, tools=tools).conversation
+    assert asked.turns[-1].content == "time"
+    assert shown_names(asked) == [tool["name"] for tool in tools if "input_schema" in tool]
 
 
 @pytest.mark.parametrize(
@@ -296,25 +295,20 @@ def test_tools_that_are_refused(tools: Any, param: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "fields"),
+    ("choice", "mode", "one_call", "names"),
     [
-        ({"type": "auto"}, {"tool_choice": "auto"}),
-        (
-            {"type": "auto", "disable_parallel_tool_use": True},
-            {"tool_choice": "auto", "parallel_tool_calls": False},
-        ),
-        ({"type": "any", "disable_parallel_tool_use": False}, {"tool_choice": "required", "parallel_tool_calls": True}),
-        ({"type": "none"}, {"tool_choice": "none"}),
-        (
-            {"type": "tool", "name": "weather"},
-            {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
-        ),
+        (None, "auto", False, ["weather", "time"]),
+        ({"type": "auto"}, "auto", False, ["weather", "time"]),
+        ({"type": "auto", "disable_parallel_tool_use": True}, "auto", True, ["weather", "time"]),
+        ({"type": "any", "disable_parallel_tool_use": False}, "required", False, ["weather", "time"]),
+        ({"type": "none"}, "auto", False, []),
+        ({"type": "tool", "name": "weather"}, "named", True, ["weather"]),
     ],
 )
-def test_tool_choice(choice: Any, fields: Any) -> None:
-    found = chat(tools=[WEATHER], tool_choice=choice)
-    del found["max_tokens"], found["messages"], found["tools"]
-    assert found == fields
+def test_tool_choice(choice: Any, mode: str, one_call: bool, names: list[str]) -> None:
+    use = read(tools=[WEATHER, {"name": "time", "input_schema": {}}], tool_choice=choice).conversation.tools
+    assert (use.mode, use.one_call, [tool.name for tool in use.offered]) == (mode, one_call, names)
+    assert bool(use.rendered) is bool(names)
 
 
 def test_the_choice_of_a_tool_that_is_not_there() -> None:
@@ -373,7 +367,7 @@ def test_what_has_no_effect_is_accepted() -> None:
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, "container": None,
         "mcp_servers": [],
     }  # fmt: skip
-    assert read(**accepted, whim=1).unknown_fields == ["whim"]
+    assert read(**accepted, whim=1).options.unknown_fields == ["whim"]
     assert chat(**accepted) == chat()
     assert refusal(mcp_servers=[{"type": "url"}]).param == "mcp_servers"
     assert refusal(container="c").param == "container"

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodes.gateway.jobs.answer_parts import parts_of
 from nodes.gateway.parsers import ParserNames, make_parser
 from nodes.gateway.parsers.call_ids import call_id
 from nodes.gateway.parsers.events import CallArguments, CallBegin, CallEnd, Event, Mark, Reasoning, Text
-from nodes.gateway.surfaces.messages.answer import content_of, stop_reason_of, usage_of
+from nodes.gateway.surfaces.messages.answer import stop_reason_of, usage_of
 from nodes.gateway.surfaces.messages.types import MessageAnswer
-from nodes.gateway.surfaces.messages.writer import MessageEvents
+from nodes.gateway.surfaces.messages.writer import MessageEvents, content_of
 from tests.nodes.gateway.messages.anthropic_events import events_of, message_of, whole_message
 
 TOOLS = {"weather": {"type": "object"}, "time": {"type": "object"}}
@@ -42,7 +43,7 @@ def streamed(pieces: list[list[Event]], usage: Any, *, hides: bool = False) -> b
 
 
 def whole(events: list[Event], usage: Any, *, hides: bool = False) -> bytes:
-    content = content_of(events, id_of, hides_thinking=hides)
+    content = content_of(parts_of(events), id_of, hides_thinking=hides)
     answer = MessageAnswer(
         id="msg_1", model="tiny", content=content, stop_reason="end_turn", stop_sequence=None, usage=usage
     )

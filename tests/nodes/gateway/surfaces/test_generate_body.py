@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import BadRequest
+from nodes.gateway.errors import BadRequest, name_in
 from nodes.gateway.jobs.validation import Job, Validator
 from nodes.gateway.surfaces.generate.body import SAMPLING, Shown, read
 from nodes.request import StopRules
@@ -108,7 +108,7 @@ def test_errors_name_the_field(fields: dict[str, Any], param: str, code: str) ->
 def test_what_is_tried_out_later_goes_by_its_name_here(field: str, value: str) -> None:
     job = job_of(text="a", sampling_params={field: value})
     (grammar,) = job.asks
-    assert job.name_of(grammar.field) == f"sampling_params.{field}"
+    assert name_in(job.names, grammar.field or "") == f"sampling_params.{field}"
     (checked,) = job.prepare.checks
     assert grammar.field.encode() in checked.value
 

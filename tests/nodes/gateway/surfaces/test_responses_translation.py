@@ -4,14 +4,17 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodes.gateway.errors import BadRequest
+from nodes.gateway.fields.openai_types import ChatOptions
+from nodes.gateway.fields.tool_fields import NO_TOOLS
 from nodes.gateway.surfaces.responses.custom_input import CustomInput
 from nodes.gateway.surfaces.responses.history import seal
-from nodes.gateway.surfaces.responses.translation import Translated, read, translate
+from nodes.gateway.surfaces.responses.translation import NAMES, Translated, read, translate
 
 USER = {"role": "user", "content": "hi"}
 GET = {"type": "function", "name": "get", "parameters": {"type": "object"}, "strict": True}
@@ -26,8 +29,17 @@ def translated(**body: Any) -> Translated:
     return translate(read(json.dumps(body).encode()))
 
 
+def messages(made: Translated) -> Any:
+    """As a chat template gets them."""
+    return json.loads(made.conversation.chat)
+
+
 def chat(**body: Any) -> dict[str, Any]:
-    return json.loads(translated(**body).chat)
+    """What is asked of the answer, and the messages."""
+    made = translated(**body)
+    options: dict[str, Any] = msgspec.to_builtins(made.options.body)
+    given = {name: value for name, value in options.items() if value is not None}
+    return given | {"messages": messages(made)}
 
 
 def test_text_is_a_message_of_the_user() -> None:
@@ -44,7 +56,7 @@ def test_an_empty_input_can_be_answered(empty: Any) -> None:
 
 
 def test_what_agents_send() -> None:
-    body = chat(
+    made = translated(
         model="m", instructions="You code.", stream=True, store=False, include=["reasoning.encrypted_content"],
         prompt_cache_key="k", parallel_tool_calls=True, tool_choice="auto", tools=[GET, SEARCH, PATCH, FILES],
         reasoning={"effort": "low", "summary": "auto"}, text={"verbosity": "low"},
@@ -59,34 +71,38 @@ def test_what_agents_send() -> None:
             {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "done"}]},
         ],
     )  # fmt: skip
-    assert body == {
-        "model": "m", "stream": True, "parallel_tool_calls": True, "tool_choice": "auto", "reasoning_effort": "low",
-        "verbosity": "low",
-        "messages": [
-            {"role": "system", "content": "You code.\n\nSandboxed."},
-            {"role": "user", "content": "Fix it."},
-            {"role": "assistant", "reasoning_content": "So: é", "content": "Reading.", "tool_calls": [
-                {"id": "c1", "type": "function", "function": {"name": "files__read", "arguments": "{}"}},
-                {"id": "c2", "type": "function", "function": {
-                    "name": "apply_patch", "arguments": '{"input":"*** \\"Begin\\""}',
-                }},
-            ]},
-            {"role": "tool", "tool_call_id": "c1", "name": "files__read", "content": "one line"},
-            {"role": "tool", "tool_call_id": "c2", "name": "apply_patch", "content": "done"},
-        ],
-        "tools": [
-            {"type": "function", "function": {"name": "get", "parameters": {"type": "object"}, "strict": True}},
-            {"type": "function", "function": {
-                "name": "apply_patch",
-                "description": "Edits.\n\nThe value of `input` is text of this lark grammar:\nstart: x",
-                "parameters": {
-                    "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
-                    "additionalProperties": False,
-                },
+    options: ChatOptions = made.options.body
+    assert (options.model, options.stream, options.reasoning_effort, options.verbosity) == ("m", True, "low", "low")
+    assert messages(made) == [
+        {"role": "system", "content": "You code.\n\nSandboxed."},
+        {"role": "user", "content": "Fix it."},
+        {"role": "assistant", "reasoning_content": "So: é", "content": "Reading.", "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "files__read", "arguments": "{}"}},
+            {"id": "c2", "type": "function", "function": {
+                "name": "apply_patch", "arguments": '{"input":"*** \\"Begin\\""}',
             }},
-            {"type": "function", "function": {"name": "files__read"}},
-        ],
-    }  # fmt: skip
+        ]},
+        {"role": "tool", "tool_call_id": "c1", "name": "files__read", "content": "one line"},
+        {"role": "tool", "tool_call_id": "c2", "name": "apply_patch", "content": "done"},
+    ]  # fmt: skip
+    use = made.conversation.tools
+    assert json.loads(use.rendered) == [
+        {"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}},
+        {"type": "function", "function": {
+            "name": "apply_patch",
+            "description": "Edits.\n\nThe value of `input` is text of this lark grammar:\nstart: x",
+            "parameters": {
+                "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
+                "additionalProperties": False,
+            },
+        }},
+        {"type": "function", "function": {"name": "files__read", "parameters": {"type": "object", "properties": {}}}},
+    ]  # fmt: skip
+    assert [(tool.name, tool.strict, tool.param) for tool in use.offered] == [
+        ("get", True, "tools.0.parameters"), ("apply_patch", False, "tools.2.parameters"),
+        ("files__read", False, "tools.3.tools.0.parameters"),
+    ]  # fmt: skip
+    assert (use.mode, use.one_call) == ("auto", False)
 
 
 def test_several_parts_stay_parts() -> None:
@@ -102,10 +118,10 @@ def test_turns_of_the_model_are_messages_each() -> None:
     said = {"role": "assistant", "content": "a"}
     thought = {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "t"}]}
     output = {"type": "function_call_output", "call_id": "c1", "output": ""}
-    messages = chat(input=[said, said, thought, CALL, output, thought, USER])["messages"]
+    turns = chat(input=[said, said, thought, CALL, output, thought, USER])["messages"]
     assert [
         (one["role"], one.get("content"), one.get("reasoning_content"), len(one.get("tool_calls", ())))
-        for one in messages
+        for one in turns
     ] == [
         ("assistant", "a", None, 0), ("assistant", "a", None, 0), ("assistant", None, "t", 1), ("tool", "", None, 0),
         ("assistant", "", "t", 0), ("user", "hi", None, 0),
@@ -121,15 +137,14 @@ def test_stored_items_come_first() -> None:
     asked = read(json.dumps({"input": [USER], "previous_response_id": "resp_1", "instructions": "x"}).encode())
     history = read(json.dumps({"input": [CALL]}).encode()).body.input
     assert isinstance(history, list)
-    messages = json.loads(translate(asked, history).chat)["messages"]
-    assert [one["role"] for one in messages] == ["system", "assistant", "user"]
+    assert [one["role"] for one in messages(translate(asked, history))] == ["system", "assistant", "user"]
 
 
 @pytest.mark.parametrize(
     ("given", "made"),
     [
         ({"text": {"format": {"type": "text"}}}, {}),
-        ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+        ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object", "schema": None}}),
         ({"text": {"format": {"type": "json_object", "schema": {}}}},
          {"response_format": {"type": "json_object", "schema": {}}}),
         (
@@ -139,7 +154,6 @@ def test_stored_items_come_first() -> None:
             }},
         ),
         ({"tool_choice": "none", "tools": [SEARCH]}, {}),
-        ({"tool_choice": "required", "tools": []}, {"tool_choice": "required"}),
         ({"include": ["message.output_text.logprobs"]}, {"logprobs": True}),
         ({"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 2}),
         ({"seed": 3, "stop": ["x"], "metadata": {"a": "b"}, "max_tool_calls": 2}, {"seed": 3, "stop": ["x"]}),
@@ -152,31 +166,27 @@ def test_fields(given: dict[str, Any], made: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "made"),
+    ("choice", "mode", "names", "is_narrowed"),
     [
-        ({"type": "function", "name": "get"}, "get"),
-        ({"type": "custom", "name": "apply_patch"}, "apply_patch"),
-        ({"type": "function", "name": "read", "namespace": "files"}, "files__read"),
+        ({"type": "function", "name": "get"}, "named", ["get"], False),
+        ({"type": "custom", "name": "apply_patch"}, "named", ["apply_patch"], False),
+        ({"type": "function", "name": "read", "namespace": "files"}, "named", ["files__read"], False),
+        ("required", "required", ["get", "apply_patch", "files__read"], False),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get"}, SEARCH]},
+         "required", ["get"], True),
     ],
-)
-def test_a_tool_that_is_chosen(choice: Any, made: str) -> None:
-    body = chat(input=[USER], tools=[GET, PATCH, FILES], tool_choice=choice)
-    assert body["tool_choice"] == {"type": "function", "function": {"name": made}}
-
-
-def test_tools_that_are_allowed() -> None:
-    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get"}, SEARCH]}
-    body = chat(input=[USER], tools=[GET, PATCH, SEARCH], tool_choice=allowed)
-    assert body["tool_choice"]["allowed_tools"] == {
-        "mode": "required", "tools": [{"type": "function", "function": {"name": "get"}}],
-    }  # fmt: skip
+)  # fmt: skip
+def test_tools_that_are_chosen_or_allowed(choice: Any, mode: str, names: list[str], is_narrowed: bool) -> None:
+    use = translated(input=[USER], tools=[GET, PATCH, SEARCH, FILES], tool_choice=choice).conversation.tools
+    assert (use.mode, [tool.name for tool in use.offered], use.is_narrowed) == (mode, names, is_narrowed)
+    assert use.one_call is (mode == "named")
 
 
 def test_allowed_are_tools_of_hosts_alone() -> None:
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [SEARCH]}
-    assert chat(input=[USER], tools=[GET, SEARCH], tool_choice=allowed)["tool_choice"] == "none"
+    assert translated(input=[USER], tools=[GET, SEARCH], tool_choice=allowed).conversation.tools == NO_TOOLS
     with pytest.raises(BadRequest) as caught:
-        chat(input=[USER], tools=[GET, SEARCH], tool_choice={**allowed, "mode": "required"})
+        translated(input=[USER], tools=[GET, SEARCH], tool_choice={**allowed, "mode": "required"})
     assert caught.value.param == "tool_choice"
 
 
@@ -204,6 +214,20 @@ def test_tools_of_hosts_are_left_out_and_named() -> None:
         ({"tools": [{**FILES, "tools": [{"type": "custom"}]}]}, "tools.0.tools.0.name"),
         ({"tools": [{**GET, "parameters": 3}]}, "tools.0.parameters"),
         ({"tools": [GET], "tool_choice": {"type": "function", "name": "put"}}, "tool_choice"),
+        ({"tools": [SEARCH], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{**GET, "name": "a b"}]}, "tools.0.name"),
+        ({"tools": [{**FILES, "name": "f" * 128}]}, "tools.0.tools.0.name"),
+        ({"tools": [{**GET, "name": f"f{n}"} for n in range(129)]}, "tools"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type"),
+        (
+            {"input": [CALL, {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_image"}]}]},
+            "input.1.output.0.type",
+        ),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input.0.content.0.text"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input.0.tool_call_id"),
+        ({"input": [{"role": "function", "content": "x"}]}, "input.0.name"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
+        ({"text": {"verbosity": "much"}}, "text.verbosity"),
         ({"tools": [GET], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
@@ -233,12 +257,6 @@ def test_neutral_values_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("of_chat", "of_client"),
     [
-        ("messages.0.content.0.type", "input.0.content.0.type"),
-        ("messages.1.tool_calls.0.function.name", "input.1.name"),
-        ("messages.1.tool_calls.1.id", "input.2.call_id"),
-        ("messages.2.content.0.type", "input.3.output.0.type"),
-        ("tools.0.function.parameters.x", "tools.1.parameters.x"),
-        ("tools.1.function.name", "tools.2.tools.0.name"),
         ("response_format.json_schema.schema", "text.format.schema"),
         ("max_completion_tokens", "max_output_tokens"),
         ("reasoning_effort", "reasoning.effort"),
@@ -247,10 +265,9 @@ def test_neutral_values_are_accepted() -> None:
     ],
 )
 def test_errors_name_the_fields_of_this_route(of_chat: str, of_client: str) -> None:
-    custom = {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "x"}
-    output = {"type": "function_call_output", "call_id": "c1", "output": "x"}
-    made = translated(input=[USER, CALL, custom, output], tools=[SEARCH, GET, FILES])
-    assert made.name_of(of_chat) == of_client
+    error = BadRequest(f"'{of_chat}' is wrong, 'x' is not.", param=of_chat)
+    error.rename(NAMES)
+    assert (error.param, error.message) == (of_client, f"'{of_client}' is wrong, 'x' is not.")
 
 
 @given(st.text(), st.booleans(), st.lists(st.integers(0, 60)))
