@@ -49,6 +49,8 @@ class ApiError(Exception):
     status = 500
     type = "server_error"
     code: str | None = "internal_error"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Those that its answer has besides, if it is a whole one."""
     is_logged = False
     """Whether the failed request has been logged already, where the error was raised."""
 
@@ -64,6 +66,8 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        if retry_after_s is not None:
+            self.headers = ((b"retry-after", b"%d" % retry_after_s),)
         if code is not None:
             self.code = code
 
@@ -129,6 +133,8 @@ class Unauthorized(BadRequest):
 
     status = 401
     code = "invalid_api_key"
+    # HTTP wants it said which kind of key would do (RFC 9110, 15.5.2).
+    headers = ((b"www-authenticate", b"Bearer"),)
 
 
 class Forbidden(BadRequest):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from nodes.gateway.clients import client_of
-from nodes.gateway.http import protocol as http_protocol
+from nodes.gateway.http import connection
 from nodes.gateway.http.bodies import SMALL_BYTES, ArrivingBody, BodyBudget
 from tests.mesh.mesh_under_test import until
 from tests.nodes.gateway.fake_ring import CONFIG, Ring, play
@@ -110,7 +110,7 @@ def test_clients_are_addresses_or_networks_of_ipv6() -> None:
 
 def test_bodies_that_never_end_cost_others_nothing_and_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many and as large as would fill all there is, if all of it were theirs."""
-    monkeypatch.setattr(http_protocol, "LINGER_S", 0.5)
+    monkeypatch.setattr(connection, "LINGER_S", 0.5)
 
     async def hog(ring: Ring) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", ring.gateway.port)
