@@ -29,7 +29,7 @@ async def answer(exchange: Exchange) -> None:
         exchange.write(f"data: {json.dumps(event, separators=(',', ':'))}\n\n".encode())
         await exchange.keeps_up()
         await asyncio.sleep(0)
-    last = head | {"choices": [], "usage": {"completion_tokens": num_tokens}}
+    last: dict[str, Any] = head | {"choices": [], "usage": {"completion_tokens": num_tokens}}
     exchange.write(f"data: {json.dumps(last, separators=(',', ':'))}\n\ndata: [DONE]\n\n".encode(), more=False)
 
 
