@@ -23,7 +23,7 @@ _DONE: Final = b"[DONE]"
 class EngineCall(Call):
     """A request with `body`. A streamed answer goes into `events`, a whole one is `answer` in the end.
 
-    `shown` makes of an event what readers see. Once `status` is there, an error is part of the stream, and final.
+    `shown` makes of an event what readers see. Once `status` is there, an error is the end of a stream.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class EngineCall(Call):
 
     @override
     async def respond(self, status: int, body: bytes) -> None:
-        self.answer = body
+        self.status, self.answer = status, body
 
     @override
     async def start_stream(self, error_event: Callable[[ApiError], bytes] | None = None) -> None:

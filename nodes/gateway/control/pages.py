@@ -5,7 +5,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,15 +19,10 @@ from nodes.gateway.control.permission import check_control, may_control
 from nodes.gateway.errors import BadRequest, NotYet
 from nodes.gateway.fields.body_reader import BodyReader
 from nodes.gateway.fields.openai_types import MAX_CLIENT_ID_CHARS
-from nodes.gateway.http.call import HttpCall
+from nodes.gateway.http.call import Handler, HttpCall
 from nodes.gateway.service import GatewayService
 from nodes.protocol import AbortRequests
 from nodes.protocol.memory import MemoryList
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    Handler = Callable[[HttpCall], Awaitable[None]]
 
 TEXT: Final = b"text/plain; charset=utf-8"
 _ENCODE: Final = msgspec.json.Encoder().encode

@@ -4,7 +4,7 @@ Made by `routes/app.py` for each exchange.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from typing_extensions import override
 
@@ -153,6 +153,10 @@ class HttpCall(Call):
     def cut(self) -> None:
         """End the connection of a client that does not read; `gone` is done then."""
         self._exchange.cut()
+
+
+Handler = Callable[[HttpCall], Awaitable[None]]
+"""Answers the calls of a route; raises `ApiError`, `ClientLeft`."""
 
 
 def _check_media_type(headers: Mapping[bytes, bytes]) -> None:

@@ -87,14 +87,11 @@ class Served:
 
 
 class Exchange:
-    """One request, and its answer. `headers` have names in lower case; `added` are headers for whatever answer it gets.
+    """One request, and its answer. `headers` have names in lower case; `added` are headers for whatever answer it gets;
+    `peer` is the address that it came from.
 
     `gone` is done once the client has left before the end of the answer, `status` is that of the answer, or 0.
     """
-
-    __slots__ = ("_asks_first", "_connection", "_is_chunked", "_news", "_takes_chunks", "added", "body", "gone",
-                 "headers", "is_late", "is_over", "is_whole", "keeps_alive", "method", "path", "query",
-                 "status")  # fmt: skip
 
     def __init__(
         self, connection: "HttpConnection", parser: httptools.HttpRequestParser, target: bytes, headers: list[Header]
@@ -106,6 +103,8 @@ class Exchange:
         self.query = (url.query or b"").decode("latin-1")
         self.headers = headers
         self.added: list[Header] = []
+        self.peer = connection.peer
+        self.budget = connection.served.budget
         # HTTP/1.0 knows none, and few of its clients keep a connection (RFC 9112, 6.1 and 9.3).
         self._takes_chunks = parser.get_http_version() == "1.1"
         self.keeps_alive = self._takes_chunks and parser.should_keep_alive()
@@ -122,15 +121,6 @@ class Exchange:
         self._is_chunked = False
         self._news: asyncio.Future[None] | None = None
         self._asks_first = any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
-
-    @property
-    def peer(self) -> str:
-        """The address of the connection's other end."""
-        return self._connection.peer
-
-    @property
-    def budget(self) -> BodyBudget:
-        return self._connection.served.budget
 
     async def read(self) -> tuple[bytes, bool]:
         """More of the body, and whether that was the last of it; waits only until there is any. `gone` ends it, too."""

@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -27,7 +26,7 @@ from nodes.gateway.errors import (
 from nodes.gateway.fields.openai_types import DetokenizedText, ModelCard, ModelList, ServerLoad, Tokenized, Version
 from nodes.gateway.fields.tool_fields import ToolUse
 from nodes.gateway.http.authorization import Authorization
-from nodes.gateway.http.call import HttpCall
+from nodes.gateway.http.call import Handler, HttpCall
 from nodes.gateway.http.connection import Exchange
 from nodes.gateway.http.cors import Origins
 from nodes.gateway.jobs.validation import Validator
@@ -59,7 +58,6 @@ RESPONSE: Final = RESPONSES.path + "/{response_id}"
 COUNT_TOKENS: Final = MESSAGES.path + "/count_tokens"
 HTML = b"text/html; charset=utf-8"
 PLAIN = b"text/plain; charset=utf-8"
-Handler = Callable[[HttpCall], Awaitable[None]]
 
 OPEN: Final = frozenset(
     {
