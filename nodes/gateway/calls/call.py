@@ -16,8 +16,6 @@ from nodes.gateway.request_names import RequestNames
 if TYPE_CHECKING:
     from nodes.gateway.admission.in_flight import Place
 
-Headers = list[tuple[bytes, bytes]]
-
 
 class ClientLeft(Exception):
     """Nobody reads an answer any more."""

@@ -336,7 +336,7 @@ class HttpConnection(asyncio.Protocol):
         exchange.is_whole = True
         exchange.tell()
         if exchange.is_over and not exchange.keeps_alive:
-            self._close()
+            self._end()
 
     def answered(self) -> None:
         """An answer was given. If its request's body still goes on, that is read for a while and dropped: closing a
@@ -344,8 +344,7 @@ class HttpConnection(asyncio.Protocol):
         """
         exchange = self._line.popleft()
         if not exchange.keeps_alive and (exchange.is_whole or exchange.is_late or self._is_deaf):
-            self._is_deaf = True
-            self.transport.close()
+            self._end()
             return
         self.read_on()
         if self._line:
@@ -409,7 +408,7 @@ class HttpConnection(asyncio.Protocol):
             lines += [b"%s: %s\r\n" % header for header in names.headers()]
             lines += [b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)]
             self.transport.write(b"".join(lines) + b"connection: close\r\n\r\n" + body)
-        self.transport.close()
+        self._end()
 
     def _parse(self, data: bytes) -> None:
         while data:
@@ -500,9 +499,12 @@ class HttpConnection(asyncio.Protocol):
             self._close()
 
     def _close(self) -> None:
-        self._is_deaf = True
-        # `close` waits until everything has been sent, which never happens if the client reads nothing.
+        # What `_end` waits for never happens if the client reads nothing.
         if self.transport.get_write_buffer_size():
             self.transport.abort()
-        else:
-            self.transport.close()
+        self._end()
+
+    def _end(self) -> None:
+        """Read nothing more, and close once everything has been sent."""
+        self._is_deaf = True
+        self.transport.close()

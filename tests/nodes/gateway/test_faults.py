@@ -21,6 +21,7 @@ from nodes.gateway.jobs.validation import Validator
 from nodes.gateway.requests import events
 from nodes.gateway.requests.core import GatewayCore
 from nodes.gateway.requests.log import RequestState
+from nodes.protocol.records import FindCalls
 from nodes.request import AttemptRef
 from nodes.roles import DETOKENIZER, TOKENIZER
 from tests.mesh.mesh_under_test import until
@@ -156,6 +157,8 @@ async def test_all_attempts_fail_in_the_middle_of_a_stream(ring, client) -> None
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == PROMPT[:4]
     assert last["error"]["code"] == "worker_lost"
     assert "[DONE]" not in response.text
+    (told,) = ring.gateway.service.find_calls(FindCalls(last=1)).calls
+    assert (told.status, told.code) == (200, "worker_lost")
 
 
 async def test_an_unknown_field_is_logged_once_for_each_path(ring, client) -> None:

@@ -543,6 +543,24 @@ async def test_a_body_goes_on_for_a_while_after_its_answer_and_no_longer() -> No
     assert gone.loop.due(LINGER_S) == []
 
 
+async def test_the_last_answer_of_a_connection_is_not_lost_to_a_body_that_goes_on() -> None:
+    one = Early()
+    written = await one.take(POST.replace(b"Host: x", b"Host: x\r\nConnection: close") % 100 + b"x")
+    assert written.endswith(b"connection: close\r\n\r\nok")
+    assert (one.transport.end, len(one.loop.due(LINGER_S))) == ("", 1)
+    one.transport.unread = 5
+    await one.take(b"x" * 99)
+    assert one.transport.end == "closed", "not aborted: the client may still read its answer"
+    assert one.loop.due(LINGER_S) == []
+
+
+async def test_a_body_that_its_client_holds_back_is_not_waited_for() -> None:
+    one = Early()
+    head = POST.replace(b"Host: x", b"Host: x\r\nExpect: 100-continue") % 100
+    assert (await one.take(head)).endswith(b"connection: close\r\n\r\nok")
+    assert one.transport.end == "closed"
+
+
 async def test_the_next_in_line_is_not_hurried_by_the_answer_before_it(one: Connection) -> None:
     one.may_answer.clear()
     await one.take(GET + b"\r\n" + POST % 100 + b"x")
