@@ -220,18 +220,15 @@ class Inside:
 
     async def _ask(self, request: Request, events: EventBuffer) -> bytes:
         """The answer, if it is whole. Raises `ApiError`, or `_Broken` if it had begun."""
-        seat = self.seat
-        exchange = seat.exchange(request.path, request.body, events, request.shown)
-        try:
-            await seat.ask(exchange)
-        except ApiError as error:
-            place_among_all(error, request.first)
-            if request.where:
-                error.add_note(request.where)
-            if exchange.has_begun:
-                raise _Broken(error) from error
-            raise
-        return exchange.answer
+        call = await self.seat.ask(request.path, request.body, events, request.shown)
+        if (error := call.error) is None:
+            return call.answer
+        place_among_all(error, request.first)
+        if request.where:
+            error.add_note(request.where)
+        if call.status:
+            raise _Broken(error) from error
+        raise error
 
     async def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """One of the calls that end with this engine."""

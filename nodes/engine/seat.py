@@ -18,18 +18,19 @@ from mesh.runtime.telemetry import LogSettings, log_to
 from mesh.system import ActorSystem
 from mesh.transport.zeromq import ZeroMQTransport
 from mesh.transport.zeromq_binding import ZeroMQOptions
+from nodes.engine.call import EngineCall
 from nodes.engine.event_buffer import EventBuffer
-from nodes.engine.exchange import Exchange
 from nodes.engine.startup import Begun
 from nodes.gateway.answers.surface import Surface
 from nodes.gateway.calls.completions import CompletionEndpoint
+from nodes.gateway.calls.endpoint import answer
 from nodes.gateway.calls.job_endpoint import JobEndpoint
 from nodes.gateway.calls.observer import HttpObserver
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.errors import ApiError, BadRequest, Internal
-from nodes.gateway.http.bodies import BodyBudget
+from nodes.gateway.errors import BadRequest
 from nodes.gateway.jobs.validation import Validator
 from nodes.gateway.local import LocalGateway
+from nodes.gateway.request_names import names_of
 from nodes.gateway.shown.fingerprint import fingerprint_of
 from nodes.gateway.surfaces.chat import CHAT
 from nodes.gateway.surfaces.generate.surface import GENERATE
@@ -66,7 +67,6 @@ class Seat:
         self._gateway = _Gateway(config)
         address = Address(begun.gateway, epoch)
         self._system = ActorSystem(self._gateway, address, ZeroMQTransport(listen), run.bootstrap(), options)
-        self._budget = BodyBudget(config)
         self._routes: dict[str, _Route] = {}
 
     @property
@@ -80,14 +80,8 @@ class Seat:
         await self._system.joined()
 
     def _route_of(self, surface: Surface) -> _Route:
-        endpoint = CompletionEndpoint(
-            self._gateway.service,
-            surface,
-            Validator(self.config),
-            fingerprint=fingerprint_of(self.config),
-            budget=self._budget,
-            observer=self._observer,
-        )
+        service, fingerprint = self._gateway.service, fingerprint_of(self.config)
+        endpoint = CompletionEndpoint(service, surface, Validator(self.config), fingerprint=fingerprint)
         return _Route(endpoint, surface.id_prefix)
 
     def _route(self, path: str) -> _Route:
@@ -98,8 +92,7 @@ class Seat:
             from nodes.gateway.surfaces.vectors.routes import VECTORS
 
             form = VECTORS[path]
-            endpoint = VectorEndpoint(self._gateway.service, form, budget=self._budget, observer=self._observer)
-            self._routes[path] = _Route(endpoint, form.id_prefix)
+            self._routes[path] = _Route(VectorEndpoint(self._gateway.service, form), form.id_prefix)
         return self._routes[path]
 
     @property
@@ -119,24 +112,15 @@ class Seat:
         reason = await self._system.shutdown_asked()
         return reason if self._system.over is None else self._system.over.message
 
-    def exchange(
+    async def ask(
         self, path: str, body: bytes, events: EventBuffer, shown: Callable[[Any], Any] | None = None
-    ) -> Exchange:
-        return Exchange(path, body, self._route(path).id_prefix, events, shown)
-
-    async def ask(self, exchange: Exchange) -> None:
-        """Have its route answer. Raises `ApiError`; what the answer ended with, if that had begun."""
-        call = exchange.call
-        try:
-            await self._route(exchange.path).endpoint(call)
-        except ApiError as error:
-            self._observer.failed(call.names, error)
-            raise
-        except Exception as error:
-            # As at the boundary of a route (`nodes/gateway/calls/endpoint.py`): one call must not take others with it.
-            answer = Internal("The gateway failed to serve this request; its log says how.")
-            self._observer.broke(call.names, error, answer)
-            raise answer from error
+    ) -> EngineCall:
+        """Have a route answer a body. What is returned is over."""
+        route = self._route(path)
+        names = names_of({}, route.id_prefix, path)
+        call = EngineCall(names, self._observer, body, self.config.max_body_bytes, events, shown)
+        await answer(call, route.endpoint(call))
+        return call
 
     async def leave(self) -> None:
         await self._system.stop()

@@ -9,6 +9,7 @@ from nodes.gateway.calls.observer import HttpObserver
 from nodes.gateway.config import GatewayConfig
 from nodes.gateway.http.authorization import Authorization
 from nodes.gateway.http.bodies import BodyBudget
+from nodes.gateway.http.connection import Served
 from nodes.gateway.http.server import HttpServer, bind
 from nodes.gateway.local import LocalGateway
 from nodes.gateway.page.feed import MeshFeed
@@ -46,9 +47,9 @@ class Gateway(LocalGateway):
             self._kept = KeptResponses(self.ctx, config)
         if config.page:
             self._feed = MeshFeed(self.ctx, self.service, keys)
-        app = GatewayApp(self.service, scraper, observer, self._bodies, keys, self._kept, self._feed)
-        self.server = HttpServer(app, listener, config, self._bodies, observer.refused)
-        await self.server.start()
+        app = GatewayApp(self.service, scraper, observer, keys, self._kept, self._feed)
+        self.server = HttpServer(Served(app, self._bodies), listener, config.max_connections, observer.refused)
+        self.server.start()
         host = f"[{config.host}]" if ":" in config.host else config.host
         if keys is not None:
             keys.start()

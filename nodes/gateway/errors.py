@@ -57,6 +57,8 @@ class ApiError(Exception):
     status = 500
     type = "server_error"
     code: str | None = "internal_error"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Those that its answer has besides, if it is a whole one."""
     is_logged = False
     """Whether the failed request has been logged already, where the error was raised."""
 
@@ -76,6 +78,8 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        if retry_after_s is not None:
+            self.headers = ((b"retry-after", b"%d" % retry_after_s),)
         if code is not None:
             self.code = code
 
@@ -155,6 +159,9 @@ def required(value: Value | None, param: str) -> Value:
 
 class Unauthorized(BadRequest, status=401, code="invalid_api_key"):
     """No API key, or not one of this server's. Anthropic's surface says `authentication_error` for it."""
+
+    # HTTP wants it said which kind of key would do (RFC 9110, 15.5.2).
+    headers = ((b"www-authenticate", b"Bearer"),)
 
 
 class Forbidden(BadRequest, status=403, type="permission_error", code="admin_key_required"):

@@ -58,7 +58,6 @@ from nodes.gateway.requests.events import (
     Tick,
 )
 from nodes.gateway.requests.outputs import CallOutput, Generation
-from nodes.gateway.requests.sample_log import SampleSoFar
 from nodes.gateway.requests.scheduler_view import SchedulerView
 from nodes.protocol import (
     AttemptsCancelled,
@@ -69,7 +68,7 @@ from nodes.protocol import (
     Submit,
     SubmitAttempts,
 )
-from nodes.protocol.records import CallsFound, FindCalls
+from nodes.protocol.records import CallsFound, FindCalls, SampleRecord
 from nodes.redaction import PromptRedactor
 from nodes.request import AttemptRef
 from nodes.roles import DETOKENIZER, GATEWAY, SCHEDULER, TOKENIZER, WORKER
@@ -266,7 +265,7 @@ class GatewayService:
         """Calls under way and ended ones that are still known here."""
         return self.account.find(query, self._sample_so_far)
 
-    def _sample_so_far(self, request_id: str) -> SampleSoFar | None:
+    def _sample_so_far(self, request_id: str) -> SampleRecord | None:
         state = self._core.requests.get(request_id)
         return None if state is None else state.so_far()
 

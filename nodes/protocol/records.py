@@ -6,11 +6,13 @@
 A record is also a line of the gateway's request log, as JSON. All times are seconds on one clock, the gateway's own,
 from the call's arrival on; a time of -1 has not come (yet). What schedulers report are durations, each measured on the
 host that it ran on, so no two clocks are ever compared. There is no prompt, no text and no address in a record.
+
+Records of attempts and calls are written by their gateway while those run; nothing changes once they have ended.
 """
 
 from typing import Annotated, Final
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from mesh.wire.message import Message, Part
 
@@ -25,7 +27,7 @@ MAX_SAMPLES: Final = 8
 """Kept with their attempts in the record of a call, which may have 2,048; its numbers count all of them."""
 
 
-class AttemptRecord(Part, frozen=True):
+class AttemptRecord(Struct, omit_defaults=True):
     """One submission of a sample to a scheduler. One that was refused has the number of the next one.
 
     `queue_s`, `grant_s`, `prefill_s`, `transfer_s` as in `nodes.request.Stages`. `failure` is the code of what ended
@@ -83,7 +85,7 @@ class DeathRecord(Part, frozen=True):
     reason: str
 
 
-class CallRecord(Part, frozen=True):
+class CallRecord(Struct, omit_defaults=True):
     """One HTTP call with all of its samples.
 
     `at` is Unix time by the gateway's clock, for people; `clock_s` the time of its arrival by the clock that all

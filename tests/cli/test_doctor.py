@@ -162,8 +162,9 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         {"libraries": [Library("uvloop", ">=0.21", "")]}, "versions fail", "uvloop is not installed", "uvloop>=0.21",
     ),
     "a library is too old": (
-        {"libraries": [Library("uvicorn", ">=0.34,<0.55", "0.55.1")]},
-        "versions fail", "uvicorn 0.55.1 is installed; >=0.34,<0.55 is asked for", "pip install 'uvicorn>=0.34,<0.55'",
+        {"libraries": [Library("llguidance", ">=1.9,<1.10", "1.10.1")]},
+        "versions fail", "llguidance 1.10.1 is installed; >=1.9,<1.10 is asked for",
+        "pip install 'llguidance>=1.9,<1.10'",
     ),
     "an extra's library is too new": (
         {"libraries": [Library("cupy-cuda12x", ">=14,<15", "15.0", "cuda12")]},

@@ -36,7 +36,7 @@ def test_files_of_the_working_directory_are_not_imported(host, tmp_path, monkeyp
 )
 def test_the_last_lines_of_who_cannot_start_are_in_the_error(host, fork, told):
     # Only actors import it.
-    (host.base / "uvicorn.py").write_text("raise ImportError('damaged in transit')")
+    (host.base / "httptools.py").write_text("raise ImportError('damaged in transit')")
     failed = host.meshctl(
         "up", "--model", "echo", "--port", str(host.port), PYTHONPATH=str(host.base), KVMESH_SUPERVISION__FORK=fork
     )

@@ -184,7 +184,7 @@ def test_what_a_page_names_by_file_and_function_is_there() -> None:
         known = {
             f"{node.name}.{part.name}" if part is not node else node.name
             for node in parsed(ROOT / path).body
-            if isinstance(node, ast.ClassDef | ast.FunctionDef)
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             for part in (node, *ast.walk(node))
             if isinstance(part, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         }

@@ -16,7 +16,7 @@ from typing import Final
 
 NEEDED: Final = (
     "torch", "numpy", "safetensors", "tokenizers", "jinja2", "transformers", "pytest", "hypothesis", "pyzmq", "msgspec",
-    "uvloop", "typer", "structlog", "llguidance", "starlette", "uvicorn", "httptools", "prometheus-client",
+    "uvloop", "typer", "structlog", "llguidance", "httptools", "prometheus-client",
     "flashinfer-python", "apache-tvm-ffi", "nvidia-ml-py", "requests", "tqdm", "filelock", "packaging", "ninja",
 )  # fmt: skip
 """Distributions that tests, benchmarks and FlashInfer import."""

@@ -75,45 +75,35 @@ def _read(path: Path) -> bytes:
 
 
 def rebuilt(call: CallRecord, notes: dict[int, list[Note]], dead: Address, reason: str, now: float) -> CallRecord:
-    """The record of a call that was cut, of its names and what its gateway noted by key of what name, in order."""
-    total_s = since(call.clock_s, now)
+    """`call`, of which there are the names, completed by what its gateway noted, in order, by key of what name."""
+    call.code, call.total_s = GATEWAY_DIED, since(call.clock_s, now)
+    call.deaths = [DeathRecord(actor=dead.actor_id, at_s=call.total_s, reason=reason)]
     prepared = [note for note in notes.get(key_of(call.request_id), []) if note.kind == Noted.PREPARED]
-    samples = [
-        sample
-        for number in range(MAX_SAMPLES)
-        if (sample := _sample(call, f"{call.request_id}-{number}", notes, reason, total_s)) is not None
-    ]
-    return msgspec.structs.replace(
-        call,
-        code=GATEWAY_DIED,
-        total_s=total_s,
-        prepared_s=since(call.clock_s, prepared[-1].at) if prepared else NOT_YET,
-        tokenize_s=sum(note.b for note in prepared) / 1e6,
-        prompt_tokens=sum(note.a for note in prepared),
-        first_token_s=max((sample.first_token_s for sample in samples), default=NOT_YET),
-        num_samples=len(samples),
-        attempts=max((1 + attempt.attempt for sample in samples for attempt in sample.attempts), default=0),
-        samples=samples,
-        deaths=[DeathRecord(actor=dead.actor_id, at_s=total_s, reason=reason)],
-    )
+    if prepared:
+        call.prepared_s = since(call.clock_s, prepared[-1].at)
+        call.tokenize_s, call.prompt_tokens = sum(note.b for note in prepared) / 1e6, sum(note.a for note in prepared)
+    for number in range(MAX_SAMPLES):
+        request_id = f"{call.request_id}-{number}"
+        if attempts := _attempts(call.clock_s, notes.get(key_of(request_id), [])):
+            last = attempts[-1]
+            last.ended_s, last.failure, last.why = call.total_s, GATEWAY_DIED, reason
+            call.samples.append(_sample(request_id, attempts))
+            call.num_samples += 1
+            call.first_token_s = max(call.first_token_s, call.samples[-1].first_token_s)
+            call.attempts = max(call.attempts, 1 + last.attempt)
+    return call
 
 
-def _sample(
-    call: CallRecord, request_id: str, notes: dict[int, list[Note]], reason: str, total_s: float
-) -> SampleRecord | None:
-    attempts = _attempts(call.clock_s, notes.get(key_of(request_id), []))
-    if not attempts:
-        return None
-    last = msgspec.structs.replace(attempts[-1], ended_s=total_s, failure=GATEWAY_DIED, why=reason)
-    first_s = min((one.first_s for one in attempts if one.first_s >= 0), default=NOT_YET)
+def _sample(request_id: str, attempts: list[AttemptRecord]) -> SampleRecord:
+    first_s, ended_s = min((one.first_s for one in attempts if one.first_s >= 0), default=NOT_YET), attempts[-1].ended_s
     return SampleRecord(
         request_id=request_id,
         first_token_s=first_s,
         # When its last token came, nobody knows: a pause before the death is not told.
-        last_token_s=total_s if first_s >= 0 else NOT_YET,
-        ended_s=total_s,
+        last_token_s=ended_s if first_s >= 0 else NOT_YET,
+        ended_s=ended_s,
         failure=GATEWAY_DIED,
-        attempts=[*attempts[:-1], last],
+        attempts=attempts,
     )
 
 
@@ -124,13 +114,15 @@ def _attempts(begin: float, notes: Iterable[Note]) -> list[AttemptRecord]:
         last = found[-1] if found else None
         if note.kind == Noted.SUBMITTED and (last is None or note.a != last.attempt or last.ended_s >= 0):
             if last is not None and last.ended_s < 0:
-                found[-1] = msgspec.structs.replace(last, ended_s=at_s, failure=NOT_TOLD)
+                last.ended_s, last.failure = at_s, NOT_TOLD
             found.append(AttemptRecord(attempt=note.a, scheduler="", submitted_s=at_s))
         elif last is None:
             continue
         elif note.kind == Noted.ANSWERED and note.a == last.attempt and last.accepted_s < 0:
-            changes = {"accepted_s": at_s} if note.b else {"ended_s": at_s, "failure": NOT_TOLD}
-            found[-1] = msgspec.structs.replace(last, **changes)
+            if note.b:
+                last.accepted_s = at_s
+            else:
+                last.ended_s, last.failure = at_s, NOT_TOLD
         elif note.kind == Noted.FIRST and last.first_s < 0:
-            found[-1] = msgspec.structs.replace(last, first_s=at_s)
+            last.first_s = at_s
     return found

@@ -19,11 +19,9 @@ from nodes.gateway.answers.surface import Surface
 from nodes.gateway.answers.token_details import TokenDetails
 from nodes.gateway.asked.answer_form import AnswerForm
 from nodes.gateway.asked.vocabulary import Vocabulary
+from nodes.gateway.calls.call import Call, ClientLeft
 from nodes.gateway.calls.event_stream import EventStream, failed
 from nodes.gateway.calls.job_endpoint import JobEndpoint
-from nodes.gateway.calls.observer import HttpObserver
-from nodes.gateway.http.bodies import BodyBudget
-from nodes.gateway.http.call import ClientLeft, HttpCall
 from nodes.gateway.jobs.answer_events import Answers
 from nodes.gateway.jobs.constraints import after_reasoning, with_calls
 from nodes.gateway.jobs.validation import Job, Validator
@@ -48,43 +46,32 @@ class _Prepared(NamedTuple):
 class CompletionEndpoint(JobEndpoint):
     """The handler of one of these routes."""
 
-    def __init__(
-        self,
-        service: GatewayService,
-        surface: Surface,
-        validator: Validator,
-        *,
-        fingerprint: str,
-        budget: BodyBudget,
-        observer: HttpObserver,
-    ) -> None:
-        super().__init__(service, budget=budget, observer=observer)
+    def __init__(self, service: GatewayService, surface: Surface, validator: Validator, *, fingerprint: str) -> None:
+        super().__init__(service)
         self._surface = surface
         self._validator = validator
         self._fingerprint = fingerprint
 
     @override
-    async def _read(self, call: HttpCall, body: bytes) -> Job:
+    async def _read(self, call: Call, body: bytes) -> Job:
         return self._surface.read(self._validator, body, call.request_id)
 
     @override
-    async def _generate(self, call: HttpCall, job: Job, track: CallTrack, named: NamedCall) -> None:
-        watcher = call.watch()
+    async def _generate(self, call: Call, job: Job, track: CallTrack, named: NamedCall) -> None:
         generation: Generation | None = None
         try:
-            told = await self._unless_gone(self._ask(job), watcher)
+            told = await self._unless_gone(self._ask(job), call.gone)
             track.prepared(self._service.now(), told.prepared.elapsed_s, told.prepared.render_s)
             generation = self._service.open(told.job, told.prepared, track.arrived_at, call.names, call.place, track)
             self._service.end_aborted(named.opened(generation))
             output = generation.output
-            watcher.add_done_callback(lambda _: output.gone())
+            call.gone.add_done_callback(lambda _: output.gone())
             answering = self._answering(told, generation)
             if job.stream:
                 await self._stream(call, answering)
             else:
                 await self._answer(call, answering)
         finally:
-            watcher.cancel()
             if generation is not None:
                 self._service.abandon(generation, call.place)
 
@@ -126,7 +113,7 @@ class CompletionEndpoint(JobEndpoint):
         answers = Answers(form, job.answer, prepared.prompt_tail, generation.request_ids)
         return Answering(head, job, generation, details, answers)
 
-    async def _answer(self, call: HttpCall, answering: Answering) -> None:
+    async def _answer(self, call: Call, answering: Answering) -> None:
         output = answering.generation.output
         while not output.is_finished:
             await output.wait()
@@ -139,7 +126,7 @@ class CompletionEndpoint(JobEndpoint):
     async def _whole(self, answering: Answering) -> bytes:
         return msgspec.json.encode(self._surface.whole(answering))
 
-    async def _stream(self, call: HttpCall, answering: Answering) -> None:
+    async def _stream(self, call: Call, answering: Answering) -> None:
         output = answering.generation.output
         # Until schedulers have taken every sample, an error can still be answered with its own status.
         while not (output.is_started or output.has_news or output.is_finished):

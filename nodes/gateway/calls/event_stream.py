@@ -9,8 +9,8 @@ from typing import Final
 
 from nodes.gateway.answers.answering import Answering
 from nodes.gateway.answers.sse import Writer
+from nodes.gateway.calls.call import Call, ClientLeft
 from nodes.gateway.errors import ApiError
-from nodes.gateway.http.call import ClientLeft, HttpCall
 from nodes.gateway.jobs.validation import Job
 from nodes.gateway.requests.events import Failure
 from nodes.gateway.service import GatewayService
@@ -24,10 +24,9 @@ long."""
 class EventStream:
     """Writes what comes of `answering` to the client of `call`, encoded by `writer`."""
 
-    def __init__(self, service: GatewayService, call: HttpCall, answering: Answering, writer: Writer) -> None:
+    def __init__(self, service: GatewayService, call: Call, answering: Answering, writer: Writer) -> None:
         self._service = service
         self._call = call
-        self._pieces = call.pieces
         self._job = answering.job
         self._output = answering.generation.output
         self._samples = None if answering.answers is None else answering.answers.samples
@@ -61,11 +60,12 @@ class EventStream:
             finished = output.is_finished
             chunks = self._chunks()
             if output.failure is not None:
+                if chunks:
+                    await self._write(b"".join(chunks), more=True)
                 error = failed(self._service, output.failure, self._job)
                 error.rename(self._job.names)
-                chunks.append(self._writer.error(error))
-            elif finished:
-                # Not after an error: the answer is incomplete then.
+                raise error
+            if finished:
                 await self._writer.settle()
                 chunks.append(self._writer.finish())
             if chunks:
@@ -99,13 +99,12 @@ class EventStream:
 
     def _write_now(self) -> bool:
         """Write news at once. False if the client does not keep up: then it is left to the call's task."""
-        pieces = self._pieces
-        if pieces is None or not pieces.can_write:
+        if self._call.is_paused:
             return False
         self._was_silent = False
         chunks = self._chunks()
         if chunks:
-            pieces.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+            self._call.write_now(chunks[0] if len(chunks) == 1 else b"".join(chunks))
         return True
 
     def _chunks(self) -> list[bytes]:

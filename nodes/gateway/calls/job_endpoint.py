@@ -8,11 +8,9 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from nodes.gateway.admission.named_calls import NamedCall
+from nodes.gateway.calls.call import Call, ClientLeft
 from nodes.gateway.calls.endpoint import CLIENT_LEFT
-from nodes.gateway.calls.observer import HttpObserver
 from nodes.gateway.errors import ApiError, Internal
-from nodes.gateway.http.bodies import BodyBudget
-from nodes.gateway.http.call import ClientLeft, HttpCall
 from nodes.gateway.jobs.validation import Job
 from nodes.gateway.records.call_log import CallTrack
 from nodes.gateway.requests.events import Failure
@@ -24,12 +22,10 @@ _Result = TypeVar("_Result")
 class JobEndpoint(ABC):
     """The handler of one route."""
 
-    def __init__(self, service: GatewayService, *, budget: BodyBudget, observer: HttpObserver) -> None:
+    def __init__(self, service: GatewayService) -> None:
         self._service = service
-        self._budget = budget
-        self._observer = observer
 
-    async def __call__(self, call: HttpCall) -> None:
+    async def __call__(self, call: Call) -> None:
         """Answer one call; raises `ApiError` before the answer has begun, `ClientLeft` at any time."""
         arrived_at = self._service.now()
         track = self._service.account.begin(call.names, arrived_at)
@@ -50,22 +46,18 @@ class JobEndpoint(ABC):
         finally:
             self._service.account.end(track, status, code)
 
-    async def _serve(self, call: HttpCall, track: CallTrack) -> None:
-        place = call.entered(self._service.door.enter(call.client, call.key))
+    async def _serve(self, call: Call, track: CallTrack) -> None:
+        place = call.place = self._service.door.enter(call.client, call.key)
         try:
-            self._observer.came(call.names)
+            call.observer.came(call.names)
             if call.names.traceparent:
                 self._service.continue_trace(call.names.traceparent)
-            try:
-                body = await call.read_body(self._budget)
-                job = await self._read(call, body)
-            finally:
-                call.forget_body()
+            job = await self._read(call, await call.read_body())
             if (named := call.names.called(job.client_id)) != call.names:
                 call.names = named
-                self._observer.came(named)
+                call.observer.came(named)
             self._service.account.read(track, call.names)
-            self._observer.unknown_fields(job.unknown_fields, call.names.path)
+            call.observer.unknown_fields(job.unknown_fields, call.names.path)
             self._service.check_priority(job.priority)
             names = [one for one in (job.rids, job.client_id, call.request_id) if one]
             with self._service.named.entered(call.names.key, names, job.num_prompts) as named:
@@ -78,11 +70,11 @@ class JobEndpoint(ABC):
             self._service.door.leave(place)
 
     @abstractmethod
-    async def _read(self, call: HttpCall, body: bytes) -> Job:
+    async def _read(self, call: Call, body: bytes) -> Job:
         """What is to be done. Raises `ApiError`."""
 
     @abstractmethod
-    async def _generate(self, call: HttpCall, job: Job, track: CallTrack, named: NamedCall) -> None:
+    async def _generate(self, call: Call, job: Job, track: CallTrack, named: NamedCall) -> None:
         """Do it, and answer; `named` knows whether it was aborted. Raises `ApiError`, `ClientLeft`."""
 
     async def _unless_gone(self, asked: Coroutine[Any, Any, _Result], watcher: asyncio.Future[None]) -> _Result:

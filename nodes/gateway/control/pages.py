@@ -5,12 +5,11 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
-from nodes.gateway.calls.observer import HttpObserver
 from nodes.gateway.control.aborts import Aborts
 from nodes.gateway.control.cache import CacheControl
 from nodes.gateway.control.info import Loads, WeightVersion, load_of, model_info, server_info, tokens_of
@@ -20,14 +19,10 @@ from nodes.gateway.control.permission import check_control, may_control
 from nodes.gateway.errors import BadRequest, NotYet
 from nodes.gateway.fields.body_reader import BodyReader
 from nodes.gateway.fields.openai_types import MAX_CLIENT_ID_CHARS
-from nodes.gateway.http.bodies import BodyBudget
-from nodes.gateway.http.call import HttpCall
+from nodes.gateway.http.call import Handler, HttpCall
 from nodes.gateway.service import GatewayService
 from nodes.protocol import AbortRequests
 from nodes.protocol.memory import MemoryList
-
-if TYPE_CHECKING:
-    from nodes.gateway.calls.endpoint import Handler
 
 TEXT: Final = b"text/plain; charset=utf-8"
 _ENCODE: Final = msgspec.json.Encoder().encode
@@ -90,12 +85,10 @@ def not_yet(path: str) -> NotYet:
 class ControlPages:
     """Handlers of these routes."""
 
-    def __init__(self, service: GatewayService, observer: HttpObserver, budget: BodyBudget, version: str) -> None:
+    def __init__(self, service: GatewayService, version: str) -> None:
         ctx = service.ctx
         self._service = service
         self._config = service.config
-        self._observer = observer
-        self._budget = budget
         self._version = version
         self._aborts = Aborts(ctx, service)
         self._memory = MemoryControl(ctx, service.config, service.stopping)
@@ -183,11 +176,8 @@ class ControlPages:
         return body.tags or []
 
     async def _read(self, call: HttpCall, reader: BodyReader, default: bytes) -> Any:
-        try:
-            decoded = reader.decode(await call.read_body(self._budget) or default)
-        finally:
-            call.forget_body()
-        self._observer.unknown_fields(decoded.unknown_fields, call.names.path)
+        decoded = reader.decode(await call.read_body() or default)
+        call.observer.unknown_fields(decoded.unknown_fields, call.names.path)
         return decoded.body
 
     @contextmanager

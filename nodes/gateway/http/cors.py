@@ -1,39 +1,68 @@
-"""Which web pages may call this gateway and read its answers: `[roles.gateway] cors_origins`. For `routes/app.py`."""
+"""Which web pages may call this gateway and read its answers: `[roles.gateway] cors_origins`. Pure.
 
-from collections.abc import Collection
+Credentials are not allowed: keys of this server's clients travel in headers, not cookies.
+"""
 
-from starlette.datastructures import Headers
-from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
-from starlette.types import ASGIApp
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from nodes.gateway.errors import BadRequest
-from nodes.gateway.request_names import names_of
 
-_EXPOSED = ("X-Request-Id", "X-Kvmesh-Request-Id", "Retry-After")
+_METHODS: Final = ("GET", "POST", "DELETE")
+_METHOD, _HEADERS, _PRIVATE_NETWORK = (
+    b"access-control-request-" + what for what in (b"method", b"headers", b"private-network")
+)
+_EXPOSED: Final = (b"access-control-expose-headers", b"X-Request-Id, X-Kvmesh-Request-Id, Retry-After")
+_REMEMBERED_S: Final = 600
+"""How long a browser asks no more; a change of `cors_origins` is seen as late."""
+
+Headers = list[tuple[bytes, bytes]]
 
 
-class CrossOrigin(CORSMiddleware):
-    """Answers preflights and lets pages of `origins` (`*`: all) read answers. Installed only if origins are configured,
-    because it costs a call for each piece of a stream. Credentials are not allowed: keys of this server's clients
-    travel in headers, not cookies.
-    """
+class Origins:
+    """The pages that may: `*` are all."""
 
-    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
-        super().__init__(app, origins, ("GET", "POST", "DELETE"), ("*",), expose_headers=_EXPOSED)
+    def __init__(self, origins: Collection[str]) -> None:
+        self._all = "*" in origins
+        self._origins = frozenset(one.encode() for one in origins)
 
-    def preflight_response(self, request_headers: Headers) -> Response:
-        """Starlette's answer; a refusal has the form of all other errors."""
-        response = super().preflight_response(request_headers)
-        if response.status_code == 200:
-            return response
-        why = bytes(response.body).decode()
-        error = BadRequest(
-            f"{why}: pages from {request_headers['origin'][:200]!r} may not send this request. "
-            "The server's cors_origins (`--cors-origin`) lists the origins that may, with GET, POST and DELETE.",
-            code="cors_refused",
-        )
-        names = names_of(dict(request_headers.raw))
-        kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
-        said = {name.decode(): value.decode() for name, value in names.headers()}
-        return Response(error.body(names.ours), error.status, kept | said, media_type="application/json")
+    def of_answers(self, asked: Mapping[bytes, bytes]) -> Headers:
+        """What every answer to a request with these headers has besides."""
+        headers, origin = [(b"vary", b"Origin")], asked.get(b"origin")
+        if origin is not None:
+            headers.append(_EXPOSED)
+            if self._allows(origin):
+                headers.append((b"access-control-allow-origin", b"*" if self._all else origin))
+        return headers
+
+    def is_preflight(self, method: str, asked: Mapping[bytes, bytes]) -> bool:
+        """Whether this is what a browser asks before it sends a request."""
+        return method == "OPTIONS" and b"origin" in asked and _METHOD in asked
+
+    def of_preflight(self, asked: Mapping[bytes, bytes]) -> Headers:
+        """What its answer has besides. Raises BadRequest for what pages may not send."""
+        origin = asked[b"origin"]
+        refused = {
+            "origin": not self._allows(origin),
+            "method": asked[_METHOD].decode("latin-1") not in _METHODS,
+            "private-network": _PRIVATE_NETWORK in asked,
+        }
+        if any(refused.values()):
+            raise BadRequest(
+                f"Disallowed CORS {', '.join(name for name, is_refused in refused.items() if is_refused)}: "
+                f"pages from {origin[:200].decode('latin-1')!r} may not send this request. "
+                "The server's cors_origins (`--cors-origin`) lists the origins that may, with GET, POST and DELETE.",
+                code="cors_refused",
+            )
+        headers = [
+            (b"access-control-allow-methods", ", ".join(_METHODS).encode()),
+            (b"access-control-max-age", b"%d" % _REMEMBERED_S),
+            (b"vary", b", ".join((_METHOD, _HEADERS, _PRIVATE_NETWORK))),
+        ]
+        if _HEADERS in asked:
+            # All of them are allowed.
+            headers.append((b"access-control-allow-headers", asked[_HEADERS]))
+        return headers
+
+    def _allows(self, origin: bytes) -> bool:
+        return self._all or origin in self._origins

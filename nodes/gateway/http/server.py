@@ -1,33 +1,21 @@
-"""uvicorn inside the actor's loop: on a socket bound beforehand, without its signal handlers and without polling."""
+"""The gateway's HTTP server, inside the actor's loop: a socket bound beforehand, the connections that come to it."""
 
 import asyncio
-import contextlib
 import errno
 import socket
-from collections.abc import Generator
 from functools import partial
-from typing import cast
-
-import uvicorn
-from starlette.types import ASGIApp
 
 from mesh.errors import BindError
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.http.acceptor import Acceptor, Peer, Refused
-from nodes.gateway.http.bodies import BodyBudget
-from nodes.gateway.http.protocol import BoundedHttpProtocol, Newcomers
+from nodes.gateway.http.acceptor import Acceptor, Refused
+from nodes.gateway.http.connection import HttpConnection, Served
 
 BACKLOG = 2048
-"""As uvicorn's; the kernel may lower it (`net.core.somaxconn`, 4,096). Clients in line wait while the loop is busy."""
-KEEP_ALIVE_S = 75
-"""More than proxies keep idle connections (60 s is common): whoever closes first may lose a request just being sent."""
-CLOCK_S = 1.0
-"""uvicorn renews its `Date` header at each tick, whose unit is a second."""
+"""The kernel may lower it (`net.core.somaxconn`, 4,096). Clients in line wait while the loop is busy."""
 STOP_S = 2
 """Requests were drained before; what is left is cut off. Less than the process has for its end (5 s, `mesh/run.py`)."""
 NEWCOMER_S = 1.0
 """A request comes with its connection or a round trip later; a client that stays silent must not hold up a drain."""
-CLOSE = (b"connection", b"close")
 
 
 def bind(config: GatewayConfig) -> socket.socket:
@@ -60,58 +48,17 @@ def bind(config: GatewayConfig) -> socket.socket:
     return listener
 
 
-class _Uvicorn(uvicorn.Server):
-    """Signals are the actor's business, and the clock (for the `Date` header) ticks once a second, not ten times."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.stopping = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
-    async def main_loop(self) -> None:
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.stopping.wait(), CLOCK_S)
-
-
 class HttpServer:
-    """One uvicorn server on one bound socket."""
+    """One bound socket, and the connections that it brings to what is `served`. `refused` is told of those that there
+    is no room for, beside `max_connections`.
+    """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        listener: socket.socket,
-        config: GatewayConfig,
-        budget: BodyBudget,
-        refused: Refused,
-    ) -> None:
+    def __init__(self, served: Served, listener: socket.socket, max_connections: int, refused: Refused) -> None:
+        self._served = served
         self._listener = listener
-        self._max_connections = config.max_connections
+        self._max_connections = max_connections
         self._refused = refused
         self.acceptor: Acceptor | None = None
-        self._newcomers = Newcomers()
-        protocol = partial(BoundedHttpProtocol, newcomers=self._newcomers, budget=budget)
-        settings = uvicorn.Config(
-            app,
-            http=cast("type[BoundedHttpProtocol]", protocol),
-            ws="none",
-            lifespan="off",
-            loop="none",
-            interface="asgi3",
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            # Otherwise any client could choose whose share of the limits its body counts against.
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=STOP_S,
-        )
-        self._server = _Uvicorn(settings)
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
@@ -121,27 +68,20 @@ class HttpServer:
     @property
     def num_connections(self) -> int:
         """How many connections are open."""
-        return len(self._server.server_state.connections)
+        return len(self._served.connections)
 
-    async def start(self) -> None:
-        self._server.config.load()
-        self._server.lifespan = self._server.config.lifespan_class(self._server.config)
-        # uvicorn gets no socket: its own server closes connections without a word when descriptors run out.
-        await self._server.startup(sockets=[])
+    def start(self) -> None:
+        make = partial(HttpConnection, self._served)
         self.acceptor = Acceptor(
-            self._listener, self._make_protocol, lambda: self.num_connections, self._max_connections, self._refused
+            self._listener, make, lambda: self.num_connections, self._max_connections, self._refused
         )
         self.acceptor.open()
-        self._task = asyncio.create_task(self._server.main_loop())
 
     def leave_port(self) -> None:
         """Take no more connections; other processes that listen on the port get them. Present ones are answered once
         more and then closed, so that their clients connect again.
         """
-        state = self._server.server_state
-        self._server.config.encoded_headers.append(CLOSE)
-        # uvicorn makes the default headers from the encoded ones only once a second.
-        state.default_headers = [*state.default_headers, CLOSE]
+        self._served.is_leaving = True
         if self.acceptor is not None:
             self.acceptor.close()
 
@@ -149,27 +89,23 @@ class HttpServer:
         """Return when no request is being answered, and all new connections have sent one or had the time to."""
         if self.acceptor is not None:
             await self.acceptor.opened()
-        await self._newcomers.gone(NEWCOMER_S)
-        while tasks := set(self._server.server_state.tasks):
-            await asyncio.wait(tasks)
+        if newcomers := [one.asked for one in self._served.connections if not one.asked.done()]:
+            await asyncio.wait(newcomers, timeout=NEWCOMER_S)
+        while self._served.tasks:
+            await asyncio.wait(self._served.tasks)
 
     async def stop(self) -> None:
         """Take no more connections, and return when those that are left have been answered, or `STOP_S` have passed."""
-        if self._task is None or self.acceptor is None:
+        if self.acceptor is None:
             self._listener.close()
             return
-        self.acceptor.close()
+        self.leave_port()
         await self.acceptor.opened()
-        self._server.should_exit = True
-        self._server.stopping.set()
-        await self._task
-        # Before `shutdown`, which empties the set.
-        tasks = set(self._server.server_state.tasks)
-        await self._server.shutdown()
-        # uvicorn cancels what is left without waiting for it.
+        for connection in self._served.connections:
+            connection.shut()
+        if left := [one.closed for one in self._served.connections]:
+            await asyncio.wait(left, timeout=STOP_S)
+        tasks = set(self._served.tasks)
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _make_protocol(self, peer: Peer) -> asyncio.Protocol:
-        server = self._server
-        make = cast("partial[BoundedHttpProtocol]", server.config.http_protocol_class)
-        return make(config=server.config, server_state=server.server_state, app_state=server.lifespan.state, peer=peer)

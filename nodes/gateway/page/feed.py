@@ -12,9 +12,10 @@ from typing import Any, Final
 from mesh.actor import Context
 from mesh.errors import CallError
 from mesh.membership.view import Member
+from nodes.gateway.calls.call import ClientLeft
 from nodes.gateway.errors import Unavailable
 from nodes.gateway.http.authorization import Authorization
-from nodes.gateway.http.call import ClientLeft, HttpCall
+from nodes.gateway.http.call import HttpCall
 from nodes.gateway.page.core import MAX_PAGES, FeedCore
 from nodes.gateway.page.shown import SampleShown, call_shown, death_shown, mesh_shown, samples_shown
 from nodes.gateway.service import GatewayService
@@ -76,34 +77,30 @@ class MeshFeed:
             self._core.close(page)
 
     async def _tell(self, call: HttpCall, page: int, news: asyncio.Event) -> None:
-        gone = call.watch()
+        while not self._over.done():
+            await self._unless(call.gone, news.wait())
+            news.clear()
+            if self._keys is not None:
+                # Whose key was revoked reads on for no more than a second.
+                self._keys.key_of(call.headers)
+            if (data := self._core.take(page)) is not None:
+                await self._write(call, b"data: " + data + b"\n\n")
         try:
-            while not self._over.done():
-                await self._unless(gone, news.wait())
-                news.clear()
-                if self._keys is not None:
-                    # Whose key was revoked reads on for no more than a second.
-                    self._keys.key_of(call.headers)
-                if (data := self._core.take(page)) is not None:
-                    await self._write(call, gone, b"data: " + data + b"\n\n")
-            try:
-                async with asyncio.timeout(_BYE_S):
-                    await call.write(BYE, more=False)
-            except TimeoutError:
-                await _cut(call, gone)
-        finally:
-            gone.cancel()
+            async with asyncio.timeout(_BYE_S):
+                await call.write(BYE, more=False)
+        except TimeoutError:
+            await _cut(call)
 
-    async def _write(self, call: HttpCall, gone: asyncio.Future[None], data: bytes) -> None:
+    async def _write(self, call: HttpCall, data: bytes) -> None:
         writing = asyncio.ensure_future(call.write(data))
         try:
-            await asyncio.wait((writing, gone, self._over), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((writing, call.gone, self._over), return_when=asyncio.FIRST_COMPLETED)
             if writing.done():
                 writing.result()
-            elif gone.done():
+            elif call.gone.done():
                 raise ClientLeft
             else:
-                await _cut(call, gone)
+                await _cut(call)
         finally:
             writing.cancel()
 
@@ -180,8 +177,8 @@ def _samples(answer: ActorStats, now: float) -> list[SampleShown]:
     return [] if history is None else samples_shown(answer.actor_id, answer.epoch, history, now)
 
 
-async def _cut(call: HttpCall, gone: asyncio.Future[None]) -> None:
+async def _cut(call: HttpCall) -> None:
     """End the connection of a page that does not read. Raises ClientLeft."""
     call.cut()
-    await asyncio.wait((gone,), timeout=_BYE_S)
+    await asyncio.wait((call.gone,), timeout=_BYE_S)
     raise ClientLeft

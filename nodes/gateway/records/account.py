@@ -17,10 +17,9 @@ from nodes.gateway.records.open_calls import OpenCalls, open_calls_path
 from nodes.gateway.records.request_log import Chooser
 from nodes.gateway.request_names import RequestNames
 from nodes.gateway.requests.events import ABORT, Deliver, End
-from nodes.gateway.requests.sample_log import SampleSoFar
 from nodes.gateway.shown.fingerprint import server_version
 from nodes.protocol.attempts import OVER_SHARE
-from nodes.protocol.records import CallsFound, FindCalls
+from nodes.protocol.records import CallsFound, FindCalls, SampleRecord
 
 if TYPE_CHECKING:
     from nodes.gateway.records.otel.export import SpanExport
@@ -64,7 +63,7 @@ class RequestAccount:
         """The body of a call was read; `names` are those that it gave."""
         track.read(self._ctx.now(), names)
         if self._open is not None:
-            track.slot = self._open.put(self._calls.opened(track))
+            track.slot = self._open.put(track.told)
 
     def end(self, track: CallTrack, status: int, code: str) -> None:
         """The call is over: with this HTTP status, and the code of the error that it was answered with, if any."""
@@ -92,7 +91,7 @@ class RequestAccount:
         """A supervisor says that an actor is dead: calls that are under way say so too."""
         self._calls.died(actor_id, epoch, reason, self._ctx.now())
 
-    def find(self, query: FindCalls, open_sample: Callable[[str], SampleSoFar | None]) -> CallsFound:
+    def find(self, query: FindCalls, open_sample: Callable[[str], SampleRecord | None]) -> CallsFound:
         return self._calls.find(query, self._ctx.now(), open_sample, epoch=self._ctx.address.epoch)
 
     async def close(self) -> None:
@@ -171,10 +170,9 @@ class RequestAccount:
         if track is not None:
             track.ended(end.request_id, end.sample)
         if end.sample is not None and 0 < self._slow_s <= end.elapsed_s:
-            self._slow(end, end.sample, names, 0.0 if track is None else track.tokenize_s)
+            self._slow(end, end.sample, names, 0.0 if track is None else track.told.tokenize_s)
 
-    def _slow(self, end: End, so_far: SampleSoFar, names: RequestNames, tokenize_s: float) -> None:
-        sample = so_far.record()
+    def _slow(self, end: End, sample: SampleRecord, names: RequestNames, tokenize_s: float) -> None:
         attempts = sample.attempts
         # A request that failed early may have had none.
         first_token = {"first_token_s": round(sample.first_token_s, 3)} if sample.first_token_s >= 0 else {}

@@ -1,29 +1,15 @@
 """Which calls get a line in a gateway's request log: there may be more of them than anybody wants to keep. Pure."""
 
 import zlib
-from typing import Final, Protocol
+from typing import Final
 
 from nodes.gateway.config import RequestLog
+from nodes.protocol.records import CallRecord
 
 MAX_LINES_PER_S: Final = 50
 """20 KB a second, 16 MiB in a quarter of an hour."""
 MAX_FORCED_PER_S: Final = 500
 """Errors and slow calls get a line whatever the sampling; a client that is refused in a loop brings thousands."""
-
-
-class Outcome(Protocol):
-    """What is asked of a call that ended; as in `CallRecord`."""
-
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def status(self) -> int: ...
-    @property
-    def code(self) -> str: ...
-    @property
-    def total_s(self) -> float: ...
-    @property
-    def first_token_s(self) -> float: ...
 
 
 class Chooser:
@@ -35,7 +21,7 @@ class Chooser:
         self._slow_first_token_s = slow_first_token_s
         self._sampling = _Sampling()
 
-    def share(self, call: Outcome, now: float) -> int:
+    def share(self, call: CallRecord, now: float) -> int:
         """How many calls the line of this one stands for; 0: it gets none."""
         is_error = call.status >= 400 or bool(call.code)
         is_slow = 0 < self._slow_s <= call.total_s or 0 < self._slow_first_token_s <= call.first_token_s

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodes.gateway.requests.sample_log import SampleSoFar
 from nodes.numerics import Bits
 from nodes.protocol import (
     AttemptFailed,
@@ -21,6 +20,7 @@ from nodes.protocol import (
     Suspected,
     TextBatch,
 )
+from nodes.protocol.records import SampleRecord
 from nodes.request import AttemptRef, RequestSpec
 
 ABORT: Final = "abort"
@@ -315,7 +315,7 @@ class End(NamedTuple):
     elapsed_s: float
     stall_s: float = 0.0
     stop: str | int | None = None
-    sample: SampleSoFar | None = None
+    sample: SampleRecord | None = None
     num_restored_tokens: int = 0
 
 

@@ -18,11 +18,11 @@ import enum
 from typing import Final, NamedTuple
 
 from nodes.gateway.requests.events import Deliver, DeliverVector, End, Failure, MoveChosen, Opened, Tokens
-from nodes.gateway.requests.sample_log import SampleLog, SampleSoFar
+from nodes.gateway.requests.sample_log import SampleLog
 from nodes.numerics import UNKNOWN_BITS, Bits
 from nodes.prompt_payloads import PromptPayloads
 from nodes.protocol import ChooseRoute, Pooled, Submit, Suspected, TextDelta
-from nodes.protocol.records import STALL_S
+from nodes.protocol.records import STALL_S, SampleRecord
 
 MAX_MOVES: Final = 3
 """Without output in between: groups die one after the other under it, or a tokenizer does not know that they do."""
@@ -288,20 +288,17 @@ class RequestState:
 
     def so_far(
         self, now: float | None = None, finish_reason: str | None = None, failure: Failure | None = None
-    ) -> SampleSoFar:
+    ) -> SampleRecord:
         """What became of it so far, or, with `now`, in all."""
-        if now is not None:
-            self.log.ended(now)
-        return SampleSoFar(
-            self.log,
+        return self.log.record(
             self.opened.request_id,
             len(self.opened.prompt_ids),
             self.num_cached_tokens,
             len(self.output_ids),
-            self.last_at,
-            now,
-            finish_reason or "",
-            failure.code if failure is not None else "",
+            last_token=self.last_at,
+            ended=now,
+            finish=finish_reason or "",
+            failure=failure.code if failure is not None else "",
         )
 
     def end(self, finish_reason: str | None, failure: Failure | None, now: float, stop_string: str = "") -> End:

@@ -1,33 +1,23 @@
-"""The HTTP surface: which handler answers which path.
+"""The HTTP surface: which handler answers which path. Built by `actor.py` once its service is there."""
 
-Starlette does the routing, except for the routes that stream, which bypass it: each layer around `send` costs time
-for every token. Built by `actor.py` once its service is there.
-"""
-
+import re
 import time
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nodes.gateway.answers.surface import Surface
 from nodes.gateway.calls.completions import CompletionEndpoint
-from nodes.gateway.calls.endpoint import CLIENT_LEFT, Endpoint, Handler
+from nodes.gateway.calls.endpoint import CLIENT_LEFT, answer
 from nodes.gateway.calls.observer import HttpObserver
 from nodes.gateway.clients import ClientNames
 from nodes.gateway.control.pages import NOT_YET, ControlPages, not_yet
 from nodes.gateway.errors import (
     OPENAI_ERRORS,
-    ApiError,
     BadRequest,
     ErrorForm,
     Internal,
     TooManyRequests,
-    Unauthorized,
     Unavailable,
     UnknownModel,
     UnknownRoute,
@@ -36,13 +26,12 @@ from nodes.gateway.errors import (
 from nodes.gateway.fields.openai_types import DetokenizedText, ModelCard, ModelList, ServerLoad, Tokenized, Version
 from nodes.gateway.fields.tool_fields import ToolUse
 from nodes.gateway.http.authorization import Authorization
-from nodes.gateway.http.bodies import BodyBudget
-from nodes.gateway.http.call import HttpCall
-from nodes.gateway.http.cors import CrossOrigin
+from nodes.gateway.http.call import Handler, HttpCall
+from nodes.gateway.http.connection import Exchange
+from nodes.gateway.http.cors import Origins
 from nodes.gateway.jobs.validation import Validator
 from nodes.gateway.page.feed import MeshFeed
 from nodes.gateway.page.shell import HEADERS, PAGE
-from nodes.gateway.request_names import names_of
 from nodes.gateway.routes.codex_models import codex_model
 from nodes.gateway.routes.docs_page import DOCS_PAGE
 from nodes.gateway.routes.health import HealthPages
@@ -64,9 +53,11 @@ from nodes.gateway.surfaces.vectors.routes import VECTORS
 
 SURFACES: Final[tuple[Surface, ...]] = (CHAT, TEXT, RESPONSES, MESSAGES, GENERATE)
 """The routes that generate."""
+MODEL: Final = "/v1/models/{model_id:path}"
 RESPONSE: Final = RESPONSES.path + "/{response_id}"
 COUNT_TOKENS: Final = MESSAGES.path + "/count_tokens"
 HTML = b"text/html; charset=utf-8"
+PLAIN = b"text/plain; charset=utf-8"
 
 OPEN: Final = frozenset(
     {
@@ -92,23 +83,14 @@ def errors_of(path: str) -> ErrorForm:
 class Pages:
     """Handlers of all routes except completions and health."""
 
-    def __init__(
-        self,
-        service: GatewayService,
-        validator: Validator,
-        scraper: Scraper,
-        observer: HttpObserver,
-        budget: BodyBudget,
-    ) -> None:
+    def __init__(self, service: GatewayService, validator: Validator, scraper: Scraper) -> None:
         self._service = service
         self._config = service.config
         self._validator = validator
         self._scraper = scraper
-        self._observer = observer
         self._version = server_version()
         self._openapi = document(self._version, self._config)
         self._created = int(time.time())
-        self._budget = budget
 
     async def models(self, call: HttpCall) -> None:
         names, length = self._config.served_names, self._config.context_length
@@ -118,7 +100,7 @@ class Pages:
         )
 
     async def model(self, call: HttpCall) -> None:
-        name = call.path_params["model_id"]
+        name = call.path_param
         if name not in self._config.served_names:
             raise UnknownModel(f"The model '{name[:200]}' does not exist.", param="model")
         await call.respond(200, msgspec.json.encode(self._card(name)))
@@ -126,7 +108,7 @@ class Pages:
     async def tokenize(self, call: HttpCall) -> None:
         body = await self._read(call)
         question, unknown_fields = self._validator.tokenize(body, call.request_id)
-        self._observer.unknown_fields(unknown_fields, call.names.path)
+        call.observer.unknown_fields(unknown_fields, call.names.path)
         if question.tools is not None:
             (await self._service.tokenizers.form.get()).check_tools(ToolUse(question.tools))
         param = "prompt" if question.chat is None else "messages"
@@ -137,13 +119,13 @@ class Pages:
 
     async def count_tokens(self, call: HttpCall) -> None:
         question, unknown_fields = MESSAGES.counted(self._validator, await self._read(call), call.request_id)
-        self._observer.unknown_fields(unknown_fields, call.names.path)
+        call.observer.unknown_fields(unknown_fields, call.names.path)
         prepared = await self._service.tokenizers.prepare(question, prompt_param="messages")
         await call.respond(200, msgspec.json.encode(TokensCount(input_tokens=len(prepared.token_ids[0]))))
 
     async def detokenize(self, call: HttpCall) -> None:
         body, unknown_fields = self._validator.detokenize(await self._read(call))
-        self._observer.unknown_fields(unknown_fields, call.names.path)
+        call.observer.unknown_fields(unknown_fields, call.names.path)
         skip = bool(body.skip_special_tokens)
         text = await self._service.tokenizers.detokenize(body.tokens, skip_special_tokens=skip)
         await call.respond(200, msgspec.json.encode(DetokenizedText(prompt=text)))
@@ -172,9 +154,8 @@ class Pages:
     async def _read(self, call: HttpCall) -> bytes:
         place = self._service.door.enter(call.client, call.key)
         try:
-            return await call.read_body(self._budget)
+            return await call.read_body()
         finally:
-            call.forget_body()
             self._service.door.leave(place)
 
     def _card(self, name: str) -> ModelCard:
@@ -205,70 +186,61 @@ def _probed(health: HealthPages) -> dict[str, Handler]:
     }
 
 
-def _generating(
-    service: GatewayService,
-    validator: Validator,
-    observer: HttpObserver,
-    budget: BodyBudget,
-    kept: KeptResponses | None,
-) -> dict[str, Handler]:
+def _generating(service: GatewayService, validator: Validator, kept: KeptResponses | None) -> dict[str, Handler]:
     fingerprint = fingerprint_of(service.config)
     handlers: dict[str, Handler] = {
-        surface.path: CompletionEndpoint(
-            service, surface, validator, fingerprint=fingerprint, budget=budget, observer=observer
-        )
-        for surface in SURFACES
+        surface.path: CompletionEndpoint(service, surface, validator, fingerprint=fingerprint) for surface in SURFACES
     }
-    handlers[RESPONSES.path] = ResponsesEndpoint(
-        service, validator, kept, fingerprint=fingerprint, budget=budget, observer=observer
-    )
-    for path, form in VECTORS.items():
-        handlers[path] = VectorEndpoint(service, form, budget=budget, observer=observer)
-    return handlers
+    handlers[RESPONSES.path] = ResponsesEndpoint(service, validator, kept, fingerprint=fingerprint)
+    return handlers | {path: VectorEndpoint(service, form) for path, form in VECTORS.items()}
+
+
+class Route(NamedTuple):
+    """What answers a method of a path: `path` is as it is counted. Without an API key if it `is_open`."""
+
+    path: str
+    handler: Handler
+    id_prefix: str = "req-"
+    errors: ErrorForm = OPENAI_ERRORS
+    is_open: bool = False
 
 
 class GatewayApp:
-    """The ASGI application of one gateway."""
+    """All routes of one gateway."""
 
     def __init__(
         self,
         service: GatewayService,
         scraper: Scraper,
         observer: HttpObserver,
-        budget: BodyBudget,
         keys: Authorization | None = None,
         kept: KeptResponses | None = None,
         feed: MeshFeed | None = None,
     ) -> None:
         config, validator = service.config, Validator(service.config)
-        pages, health = Pages(service, validator, scraper, observer, budget), HealthPages(service, validator)
+        pages, health = Pages(service, validator, scraper), HealthPages(service, validator)
         self._observer = observer
         for path in (*VECTORS, *(surface.path for surface in SURFACES)):
             failures = (errors_of(path).status(error("")) for error in _WATCHED)
             observer.serves(path, (200, CLIENT_LEFT, *failures))
         self._keys = keys
-        clients = ClientNames(config.trusted_proxies, config.client_salt)
-        surfaces: dict[str, Surface] = {surface.path: surface for surface in SURFACES}
-        id_prefixes = {path: one.id_prefix for path, one in (surfaces | dict(VECTORS)).items()}
-
-        def endpoint(path: str, handler: Handler) -> Endpoint:
-            its_keys = None if path in OPEN else keys
-            prefix = id_prefixes.get(path, "req-")
-            return Endpoint(path, handler, observer, prefix, errors_of(path), its_keys, clients)
-
+        self._clients = ClientNames(config.trusted_proxies, config.client_salt)
+        self._origins = Origins(config.cors_origins) if config.cors_origins else None
         responses = ResponsePages(kept)
-        control = ControlPages(service, observer, budget, server_version())
+        control = ControlPages(service, server_version())
         posts: dict[str, Handler] = {
-            **_generating(service, validator, observer, budget, kept) | control.posts,
+            **_generating(service, validator, kept),
+            **control.posts,
             COUNT_TOKENS: pages.count_tokens,
             RESPONSE + "/cancel": responses.cancel,
             "/tokenize": pages.tokenize,
             "/detokenize": pages.detokenize,
+            **control.either,
         }
         gets: dict[str, Handler] = {
             **({} if feed is None else {"/": pages.page, "/events/mesh": feed}),
             "/v1/models": pages.models,
-            "/v1/models/{model_id:path}": pages.model,
+            MODEL: pages.model,
             RESPONSE: responses.get,
             **_probed(health),
             "/metrics": pages.metrics,
@@ -278,55 +250,67 @@ class GatewayApp:
             **control.gets,
             "/openapi.json": pages.openapi,
             "/docs": pages.docs,
+            **control.either,
         }
-        apps = {path: endpoint(path, handler) for path, handler in (posts | gets | control.either).items()}
-        methods = {"POST": posts | control.either, "GET": gets | control.either}
-        routes = [Route(path, apps[path], methods=[one for one in methods if path in methods[one]]) for path in apps]
-        routes.append(Route(RESPONSE, endpoint(RESPONSE, responses.delete), methods=["DELETE"]))
-        self._routes = routes
-        self._direct: dict[str, ASGIApp] = {path: apps[path] for path in surfaces}
-        self._routed = Starlette(routes=routes, exception_handlers={404: self._unknown_route, 405: self._wrong_method})
-        self._entry = CrossOrigin(self._route, config.cors_origins) if config.cors_origins else self._route
+        id_prefixes = {path: one.id_prefix for path, one in VECTORS.items()}
+        id_prefixes |= {surface.path: surface.id_prefix for surface in SURFACES}
+        self.routes: dict[str, dict[str, Route]] = {}
+        """By path and method."""
+        by_method = {"POST": posts, "GET": gets, "HEAD": gets, "DELETE": {RESPONSE: responses.delete}}
+        for method, handlers in by_method.items():
+            for path, handler in handlers.items():
+                prefix = id_prefixes.get(path, "req-")
+                route = Route(path, handler, prefix, errors_of(path), path in OPEN)
+                self.routes.setdefault(path, {})[method] = route
+        self._with_param = {path: _pattern(path) for path in self.routes if "{" in path}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._entry(scope, receive, send)
-
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        if path[-1:] == "/" and len(path) > 1:
-            # Not a redirect: with one, many clients lose the body of a POST.
-            scope["path"] = path.rstrip("/") or "/"
-        if scope["type"] == "http" and scope["method"] == "POST":
-            direct = self._direct.get(scope["path"])
-            if direct is not None:
-                await direct(scope, receive, send)
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answer a request; raises nothing but cancellation."""
+        # Not a redirect: with one, many clients lose the body of a POST.
+        exchange.path = exchange.path.rstrip("/") or "/"
+        route, param = self._find(exchange)
+        call = HttpCall(exchange, self._observer, route.id_prefix, route.errors, self._clients)
+        call.path_param = param
+        if self._origins is not None:
+            exchange.added = self._origins.of_answers(call.headers)
+            if self._origins.is_preflight(exchange.method, call.headers):
+                await answer(call, self._preflight(self._origins, call))
                 return
-        await self._routed(scope, receive, send)
+        try:
+            await answer(call, self._serve(route, call))
+        finally:
+            self._observer.answered(route.path, call.status or CLIENT_LEFT)
 
-    async def _unknown_route(self, request: Request, _: Exception) -> Response:
-        path = request.url.path
-        known_elsewhere = path.rstrip("/") in NOT_YET
-        error = not_yet(path) if known_elsewhere else UnknownRoute(f"This server has no path '{path[:200]}'.")
-        return self._refuse(request, error)
+    @staticmethod
+    async def _preflight(origins: Origins, call: HttpCall) -> None:
+        await call.respond(200, b"OK", content_type=PLAIN, headers=origins.of_preflight(call.headers))
 
-    async def _wrong_method(self, request: Request, _: Exception) -> Response:
-        # Of all routes with this path: Starlette names those of the first.
-        ours = [route for route in self._routes if route.matches(request.scope)[0] is not Match.NONE]
-        allowed = {"allow": ", ".join(sorted({method for route in ours for method in route.methods or ()}))}
-        message = f"'{request.url.path[:200]}' does not accept {request.method}."
-        return self._refuse(request, WrongMethod(message), allowed)
+    async def _serve(self, route: Route, call: HttpCall) -> None:
+        if self._keys is not None and not route.is_open:
+            call.belongs_to(self._keys.key_of(call.headers))
+        await route.handler(call)
 
-    def _refuse(self, request: Request, error: ApiError, headers: dict[str, str] | None = None) -> Response:
-        names = names_of(dict(request.headers.raw), path=request.url.path)
-        if self._keys is not None:
-            try:
-                names = names._replace(key=self._keys.key_of(dict(request.headers.raw)).name)
-            except Unauthorized as unauthorized:
-                # Which paths there are is said to those alone who may ask.
-                error, headers = unauthorized, {"www-authenticate": "Bearer"}
-        self._observer.answered("unknown", error.status)
-        self._observer.failed(names, error)
-        said = {name.decode(): value.decode() for name, value in names.headers()}
-        form = errors_of(request.url.path)
-        body, status = form.body(error, names.ours), form.status(error)
-        return Response(body, status, {**(headers or {}), **said}, media_type="application/json")
+    def _find(self, exchange: Exchange) -> tuple[Route, str]:
+        """A route, and what stands in the place of its path's open part."""
+        path, param = exchange.path, ""
+        methods = self.routes.get(path)
+        if methods is None:
+            for template, pattern in self._with_param.items():
+                if (found := pattern.fullmatch(path)) is not None:
+                    methods, param = self.routes[template], found[1]
+        if methods is not None and (route := methods.get(exchange.method)) is not None:
+            return route, param
+
+        async def refuse(_: HttpCall) -> None:
+            if methods is not None:
+                error = WrongMethod(f"'{path[:200]}' does not accept {exchange.method}.")
+                error.headers = ((b"allow", ", ".join(sorted(methods)).encode()),)
+                raise error
+            raise not_yet(path) if path in NOT_YET else UnknownRoute(f"This server has no path '{path[:200]}'.")
+
+        # Which paths there are is said to those alone who may ask.
+        return Route("unknown", refuse, errors=errors_of(path)), ""
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\{\w+(:path)?\\}", lambda found: "(.*)" if found[1] else "([^/]+)", re.escape(path)))

@@ -71,4 +71,5 @@ class HealthPages:
             await call.respond(200, msgspec.json.encode(Readiness()))
             return
         body = msgspec.json.encode(Readiness(status="not_ready", reasons=reasons))
-        await call.respond(503, body, retry_after_s=self._config.retry_after_s)
+        retry_after = (b"retry-after", b"%d" % self._config.retry_after_s)
+        await call.respond(503, body, headers=[retry_after])

@@ -201,7 +201,7 @@ def test_a_request_says_where_its_time_went(core: GatewayCore) -> None:
     end = only(core.handle(batch(delta(3, [5], 3, "d", attempt=1, finish_reason="stop")), 31.0), End)
     assert end.stall_s == 14.0
     assert end.sample is not None
-    sample = end.sample.record()
+    sample = end.sample
     its = {"queue_s": 1.0, "grant_s": 0.5, "prefill_s": 2.0, "transfer_s": 0.25}
     route = {"scheduler": "d0", "prefill": opened().route.prefill, "detokenizer": opened().route.detokenizer}
     first = AttemptRecord(
@@ -222,7 +222,7 @@ def test_a_refused_submission_is_told_with_the_one_that_was_taken(core: GatewayC
     core.handle(SubmitFailed("r", 0, Failure("overloaded", "full")), 0.25)
     core.handle(RouteChosen("r", 0, Route(decode="d1")), 0.5)
     (state,) = core.requests.values()
-    told = [(one.attempt, one.scheduler, one.failure, one.ended_s) for one in state.so_far().record().attempts]
+    told = [(one.attempt, one.scheduler, one.failure, one.ended_s) for one in state.so_far().attempts]
     assert told == [(0, "d0", "overloaded", 0.25), (0, "d1", "", -1.0)]
 
 

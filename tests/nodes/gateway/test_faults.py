@@ -15,16 +15,13 @@ from mesh.runtime.recording import Reader
 from mesh.runtime.telemetry import setup_log
 from mesh.testing.replay import read_failure, replay
 from nodes import protocol, request
-from nodes.gateway.calls.observer import HttpObserver
-from nodes.gateway.http import protocol as http_protocol
-from nodes.gateway.http.bodies import BodyBudget
-from nodes.gateway.http.call import PIECES
+from nodes.gateway.http import connection as http_connection
+from nodes.gateway.http.connection import HttpConnection
 from nodes.gateway.jobs.validation import Validator
 from nodes.gateway.requests import events
 from nodes.gateway.requests.core import GatewayCore
 from nodes.gateway.requests.log import RequestState
-from nodes.gateway.routes.app import GatewayApp
-from nodes.gateway.shown.scrape import Scraper
+from nodes.protocol.records import FindCalls
 from nodes.request import AttemptRef
 from nodes.roles import DETOKENIZER, TOKENIZER
 from tests.mesh.mesh_under_test import until
@@ -160,6 +157,8 @@ async def test_all_attempts_fail_in_the_middle_of_a_stream(ring, client) -> None
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == PROMPT[:4]
     assert last["error"]["code"] == "worker_lost"
     assert "[DONE]" not in response.text
+    (told,) = ring.gateway.service.find_calls(FindCalls(last=1)).calls
+    assert (told.status, told.code) == (200, "worker_lost")
 
 
 async def test_an_unknown_field_is_logged_once_for_each_path(ring, client) -> None:
@@ -283,7 +282,7 @@ async def test_a_client_that_leaves_with_requests_in_line_is_cancelled(ring, cli
 
 
 async def test_a_client_that_reads_nothing_is_cut_off(ring, client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "READER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http_connection, "READER_TIMEOUT_S", 0.2)
 
     server = ring.gateway.server
     # Small buffers, so that little is more than they hold; connections have those of the listening socket.
@@ -312,85 +311,64 @@ async def test_a_client_that_leaves_in_its_body(ring, client) -> None:
     await until(lambda: ring.gateway.service.door.num_calls == 0, 0.5)
 
 
-class KeepsUp:
-    """A connection that takes `num_pieces` at once, and then no more."""
+class SlowReader(asyncio.Transport):
+    """A connection whose client takes `num_pieces` at once, and then no more."""
 
-    def __init__(self, num_pieces: int, sent: list[bytes]) -> None:
+    def __init__(self, protocol: Callable[[], Any], num_pieces: int) -> None:
+        super().__init__()
+        self.protocol = protocol
         self.num_left = num_pieces
-        self.sent = sent
-        self.gone = asyncio.get_running_loop().create_future()
-        self.tasks: set[asyncio.Task[Any] | None] = set()
-
-    @property
-    def can_write(self) -> bool:
-        return self.num_left > 0
-
-    @property
-    def is_paused(self) -> bool:
-        return not self.can_write
-
-    @property
-    def has_body(self) -> bool:
-        return True
+        self.sent: list[bytes] = []
+        self.tasks: list[asyncio.Task[Any] | None] = []
 
     def write(self, data: bytes) -> None:
-        self.num_left -= 1
         self.sent.append(data)
-        self.tasks.add(asyncio.current_task())
+        self.tasks.append(asyncio.current_task())
+        self.num_left -= 1
+        if self.num_left == 0:
+            self.protocol().pause_writing()
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
 
-@pytest.mark.parametrize("num_pieces", [0, 20, 1000])
+@pytest.mark.parametrize("num_pieces", [2, 20, 1000])
 async def test_a_slow_reader_holds_nobody_up(ring, client, num_pieces: int) -> None:
     """Its text waits in the gateway; its request ends at the scheduler before it has read any of it.
 
     What it takes at once goes to its connection as it comes, and no task of the call runs for it.
     """
 
-    body = json.dumps({"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True, "stream": True}).encode()
-    reads_on, gone = asyncio.Event(), asyncio.Event()
-    sent: list[bytes] = []
-    bodies = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Any:
-        if not bodies:
-            await gone.wait()
-        return bodies.pop() if bodies else {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        nonlocal num_sent_by_task
-        if message["type"] == "http.response.body":
-            num_sent_by_task += 1
-            sent.append(message["body"])
-            await reads_on.wait()
-
+    ring.faults.step_s = 0.001
     service = ring.gateway.service
-    ctx = ring.gateway.ctx
-    app = GatewayApp(service, Scraper(ctx, ring.config), HttpObserver(ctx), BodyBudget(ring.config))
-    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/completions", "headers": []}
-    connection, num_sent_by_task = KeepsUp(num_pieces, sent), 0
-    if num_pieces:
-        reads_on.set()
-        scope["extensions"] = {PIECES: {"writer": connection}}
-        ring.faults.step_s = 0.001
-    task = asyncio.ensure_future(app(scope, receive, send))
+    served = ring.gateway.server._served
+    transport = SlowReader(lambda: protocol, num_pieces)
+    protocol = HttpConnection(served, ("192.0.2.1", 4000))
+    protocol.connection_made(transport)
+    protocol.data_received(posted({"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True, "stream": True}))
+    (task,) = served.tasks
     await until(lambda: len(ring.seen.submits) == 1 and service.core.num_requests == 0)
-    if not num_pieces:
-        assert len(sent) == 1
+    lags = num_pieces < 150
+    num_sent = len(transport.sent)
+    if lags:
+        assert num_sent == num_pieces, "what it does not read waits here"
         assert await text_of(client) == PROMPT
-    reads_on.set()
+        protocol.resume_writing()
     await task
-    if not num_pieces:
-        assert len(sent) == 2, "what came meanwhile leaves in one piece"
-    elif num_pieces > 150:
-        assert num_sent_by_task <= 2, "the task writes what came before it was there, and the end"
-    else:
-        assert connection.num_left == 0
-        assert num_sent_by_task > 2
-    assert task not in connection.tasks
-    events = [json.loads(line[6:]) for line in b"".join(sent).split(b"\n\n") if line.startswith(b"data: {")]
+    if lags:
+        assert len(transport.sent) == num_sent + 2, "after the piece that waited, what came meanwhile leaves in one"
+    # Its head, what came before it waited, and the end: what comes at once is written by who brings it.
+    assert transport.tasks.count(task) <= 3 + lags
+    pieces = b"".join(transport.sent).split(b"data: ")[1:]
+    events = [json.loads(one.split(b"\n\n")[0]) for one in pieces if one.startswith(b"{")]
     text = "".join(event["choices"][0]["text"] for event in events)
     assert text == (PROMPT * 10)[:150]
-    gone.set()
+    protocol.connection_lost(None)
 
 
 async def test_draining_finishes_what_is_here_and_takes_no_more(ring, client) -> None:

@@ -13,9 +13,7 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from nodes.gateway.calls.observer import HttpObserver
-from nodes.gateway.http import call as http_call
-from nodes.gateway.http import protocol as http_protocol
-from nodes.gateway.http.bodies import BodyBudget
+from nodes.gateway.http import connection as http_connection
 from nodes.gateway.page.feed import MeshFeed
 from nodes.gateway.routes.app import GatewayApp
 from nodes.gateway.shown.scrape import Scraper
@@ -221,8 +219,9 @@ def test_openapi_describes_every_route(served: Any, client: httpx.Client) -> Non
     assert document["openapi"].startswith("3.1")
     ctx, config = served.gateway.ctx, served.config
     feed = cast("MeshFeed", object())
-    app = GatewayApp(served.gateway.service, Scraper(ctx, config), HttpObserver(ctx), BodyBudget(config), feed=feed)
-    routes = {(one.path.replace(":path}", "}"), way) for one in app._routed.routes for way in one.methods - {"HEAD"}}
+    app = GatewayApp(served.gateway.service, Scraper(ctx, config), HttpObserver(ctx), feed=feed)
+    ways = {path.replace(":path}", "}"): methods.keys() - {"HEAD"} for path, methods in app.routes.items()}
+    routes = {(path, way) for path, methods in ways.items() for way in methods}
     assert ("/v1/models/{model_id}", "GET") in routes
     # What this model cannot do is answered, and not offered; the events are the page's own affair, and never end.
     routes = {(path, way) for path, way in routes if is_served(path, config)} - {("/events/mesh", "GET")}
@@ -441,7 +440,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 def test_a_refusal_goes_out_at_once_and_a_body_that_stalls_ends_its_connection(
     served: Any, monkeypatch: pytest.MonkeyPatch, closes: bool
 ) -> None:
-    monkeypatch.setattr(*((http_call, "DRAIN_TIMEOUT_S") if closes else (http_protocol, "LINGER_S")), 0.5)
+    monkeypatch.setattr(http_connection, "LINGER_S", 0.5)
     head = HEAD if closes else HEAD.replace(b"Connection: close\r\n", b"")
     with socket.create_connection(("127.0.0.1", served.gateway.port), timeout=5) as connection:
         connection.sendall(head + b"Content-Length: 9000000\r\n\r\n{")
@@ -479,7 +478,7 @@ def test_a_body_that_does_not_come(served: Any) -> None:
 def test_a_body_that_nobody_asked_for_does_not_keep_its_connection(
     served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "LINGER_S", 0.1)
+    monkeypatch.setattr(http_connection, "LINGER_S", 0.1)
     for path in (b"/health/live", b"/nope"):
         head = b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
         assert exchange(served, head, wait_s=10).endswith(b"}")

@@ -105,7 +105,7 @@ def test_a_move_is_a_new_attempt_that_has_not_failed(running: GatewayCore) -> No
     assert (running.moves.num_moves, running.num_retries) == (1, 0)
     state = running.requests["r"]
     assert (state.num_failures, state.num_tries) == (0, 0)
-    sample = state.so_far().record()
+    sample = state.so_far()
     assert [(one.scheduler, one.failure) for one in sample.attempts] == [("d0", "moved"), ("d1", "")]
 
 

@@ -13,7 +13,7 @@ from nodes.gateway.config import GatewayConfig
 from nodes.gateway.records.account import RequestAccount
 from nodes.gateway.request_names import UNNAMED, RequestNames
 from nodes.gateway.requests.events import End
-from nodes.gateway.requests.sample_log import SampleLog, SampleSoFar
+from nodes.gateway.requests.sample_log import SampleLog
 from nodes.protocol.records import CallRecord, FindCalls
 from nodes.request import Stages
 from tests.nodes.gateway.records.collector import collecting
@@ -39,7 +39,7 @@ def ended(elapsed_s: float, first_token_s: float | None = 5.0) -> End:
     log.staged(Stages(1.0, transfer_s=0.25), 8.0)
     if first_token_s is not None:
         log.first_token(first_token_s)
-    sample = SampleSoFar(log, "r-0", 3, 0, 4, elapsed_s, elapsed_s)
+    sample = log.record("r-0", 3, 0, 4, last_token=elapsed_s, ended=elapsed_s)
     return End("r-0", "stop", None, 3, 4, 0, elapsed_s, 14.0, None, sample)
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from mesh.errors import BindError
 from nodes.gateway.actor import Gateway
-from nodes.gateway.http import protocol as http_protocol
-from nodes.gateway.http import server
+from nodes.gateway.http import connection, server
 from nodes.gateway.http.bodies import BodyBudget
+from nodes.gateway.http.connection import Served
 from nodes.gateway.http.server import HttpServer, bind
 from tests.mesh.mesh_under_test import until
 from tests.nodes.gateway.fake_ring import CONFIG, Ring
@@ -49,11 +49,11 @@ def test_a_port_without_the_right(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_that_never_started_closes_its_socket() -> None:
-    async def app(*_: object) -> None:
+    async def answer(*_: object) -> None:
         raise AssertionError
 
     listener = bind(CONFIG)
-    asyncio.run(HttpServer(app, listener, CONFIG, BodyBudget(CONFIG), print).stop())
+    asyncio.run(HttpServer(Served(answer, BodyBudget(CONFIG)), listener, 1, print).stop())
     assert listener.fileno() == -1
 
 
@@ -79,7 +79,7 @@ async def read_all(ring: Ring, data: bytes) -> bytes:
 async def test_heads_are_bounded_in_length_and_time(ring, client, monkeypatch: pytest.MonkeyPatch) -> None:
     endless = b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 200_000
     assert (await read_all(ring, endless))[:12] in (b"HTTP/1.1 400", b"")
-    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.1)
     assert await read_all(ring, b"") == b""
     for slow in (b"GET / HT", b"GET /health/live HTTP/1.1\r\nHost: x\r\n"):
         assert (await read_all(ring, slow)).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
@@ -103,7 +103,7 @@ async def test_requests_in_line_are_bounded(ring, client) -> None:
     """So many as may be are answered, what follows is not read, and the connection is closed."""
 
     answer = await read_all(ring, b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
-    assert answer.count(b"HTTP/1.1 200 OK") == answer.count(b"HTTP/1.1 ") == http_protocol.MAX_PIPELINED + 1
+    assert answer.count(b"HTTP/1.1 200 OK") == answer.count(b"HTTP/1.1 ") == connection.MAX_PIPELINED + 1
     assert (await read_all(ring, b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).endswith(b"}")
 
 

@@ -7,10 +7,9 @@ import msgspec
 from typing_extensions import override
 
 from nodes.gateway.answers.surface import Answering
+from nodes.gateway.calls.call import Call
 from nodes.gateway.calls.completions import CompletionEndpoint
-from nodes.gateway.calls.observer import HttpObserver
 from nodes.gateway.errors import BadRequest, unsupported
-from nodes.gateway.http.bodies import BodyBudget
 from nodes.gateway.http.call import HttpCall
 from nodes.gateway.jobs.validation import Job, Validator
 from nodes.gateway.service import GatewayService
@@ -27,20 +26,13 @@ class ResponsesEndpoint(CompletionEndpoint):
     """The handler of POST. With `kept`, responses are, unless a call says otherwise."""
 
     def __init__(
-        self,
-        service: GatewayService,
-        validator: Validator,
-        kept: KeptResponses | None,
-        *,
-        fingerprint: str,
-        budget: BodyBudget,
-        observer: HttpObserver,
+        self, service: GatewayService, validator: Validator, kept: KeptResponses | None, *, fingerprint: str
     ) -> None:
-        super().__init__(service, RESPONSES, validator, fingerprint=fingerprint, budget=budget, observer=observer)
+        super().__init__(service, RESPONSES, validator, fingerprint=fingerprint)
         self._kept = kept
 
     @override
-    async def _read(self, call: HttpCall, body: bytes) -> Job:
+    async def _read(self, call: Call, body: bytes) -> Job:
         if self._kept is None:
             return await super()._read(call, body)
         owner = call.names.key
@@ -88,16 +80,16 @@ class ResponsePages:
             if asked.get(param, [neutral]) != [neutral]:
                 message = f"'{param}' is not supported by this server: streams are read by those who asked for them."
                 raise unsupported(message, param)
-        found = await self._those_kept().read(call.path_params["response_id"], call.names.key)
+        found = await self._those_kept().read(call.path_param, call.names.key)
         await call.respond(200, found.response)
 
     async def delete(self, call: HttpCall) -> None:
-        response_id = call.path_params["response_id"]
+        response_id = call.path_param
         await self._those_kept().delete(response_id, call.names.key)
         await call.respond(200, msgspec.json.encode(ResponseDeleted(id=response_id)))
 
     async def cancel(self, call: HttpCall) -> None:
-        await self._those_kept().read(call.path_params["response_id"], call.names.key)
+        await self._those_kept().read(call.path_param, call.names.key)
         message = "Only responses of the background can be cancelled, which this server has none of: hang up instead."
         raise BadRequest(message, param="response_id", code="not_in_background")
 

@@ -15,12 +15,10 @@ from typing import Final
 from typing_extensions import override
 
 from nodes.gateway.admission.named_calls import NamedCall
+from nodes.gateway.calls.call import Call, ClientLeft
 from nodes.gateway.calls.event_stream import failed
 from nodes.gateway.calls.job_endpoint import JobEndpoint
-from nodes.gateway.calls.observer import HttpObserver
 from nodes.gateway.errors import ApiError, BadRequest, TooManyRequests
-from nodes.gateway.http.bodies import BodyBudget
-from nodes.gateway.http.call import ClientLeft, HttpCall
 from nodes.gateway.jobs.validation import Job
 from nodes.gateway.records.call_log import CallTrack
 from nodes.gateway.requests.outputs import Generation
@@ -37,30 +35,26 @@ _PIECES_PER_TURN: Final = 16
 class VectorEndpoint(JobEndpoint):
     """The handler of one of these routes."""
 
-    def __init__(self, service: GatewayService, form: Form, *, budget: BodyBudget, observer: HttpObserver) -> None:
-        super().__init__(service, budget=budget, observer=observer)
+    def __init__(self, service: GatewayService, form: Form) -> None:
+        super().__init__(service)
         self._reader = FormReader(form, service.config)
 
     @override
-    async def _read(self, call: HttpCall, body: bytes) -> Job:
+    async def _read(self, call: Call, body: bytes) -> Job:
         return self._reader.job(body, call.request_id)
 
     @override
-    async def _generate(self, call: HttpCall, job: Job, track: CallTrack, named: NamedCall) -> None:
+    async def _generate(self, call: Call, job: Job, track: CallTrack, named: NamedCall) -> None:
         # Of vectors there is no part to be answered with, so they are not aborted: what is at work is done soon.
         del named
         work = job.own
-        watcher = call.watch()
+        prepared = await self._unless_gone(self._prepare(job), call.gone)
+        track.prepared(self._service.now(), sum(answer.elapsed_s for _, answer in prepared))
+        at_work = _AtWork(self._service, call, job, track)
         try:
-            prepared = await self._unless_gone(self._prepare(job), watcher)
-            track.prepared(self._service.now(), sum(answer.elapsed_s for _, answer in prepared))
-            at_work = _AtWork(self._service, call, job, track)
-            try:
-                await at_work.run(prepared, watcher)
-            finally:
-                at_work.abandon()
+            await at_work.run(prepared)
         finally:
-            watcher.cancel()
+            at_work.abandon()
         computed = Computed(
             id=call.request_id,
             created=int(time.time()),
@@ -92,7 +86,7 @@ class VectorEndpoint(JobEndpoint):
 class _AtWork:
     """The requests of one call that run, and the rows that came of others."""
 
-    def __init__(self, service: GatewayService, call: HttpCall, job: Job, track: CallTrack) -> None:
+    def __init__(self, service: GatewayService, call: Call, job: Job, track: CallTrack) -> None:
         self._service = service
         self._call = call
         self._job = job
@@ -100,14 +94,14 @@ class _AtWork:
         self._running: dict[asyncio.Task[None], tuple[Part, Generation]] = {}
         self.rows: list[Row] = []
 
-    async def run(self, prepared: list[tuple[Part, Prepared]], watcher: asyncio.Future[None]) -> None:
+    async def run(self, prepared: list[tuple[Part, Prepared]]) -> None:
         """Raises `ApiError`, `ClientLeft`. `abandon` has to be called afterwards."""
         waiting = deque(prepared)
         self.rows = [row_of(b"")] * sum(len(part.names) for part, _ in prepared)
         while waiting or self._running:
             self._open(waiting)
-            await asyncio.wait((*self._running, watcher), return_when=asyncio.FIRST_COMPLETED)
-            if watcher.done():
+            await asyncio.wait((*self._running, self._call.gone), return_when=asyncio.FIRST_COMPLETED)
+            if self._call.gone.done():
                 raise ClientLeft
             for task in [task for task in self._running if task.done()]:
                 task.result()

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from nodes.gateway.records.call_log import NUM_KEPT, CallLog
 from nodes.gateway.records.request_log import MAX_FORCED_PER_S, MAX_LINES_PER_S, Chooser, RequestLog
 from nodes.gateway.request_names import RequestNames
-from nodes.gateway.requests.sample_log import MAX_ATTEMPTS, MAX_STALLS, STALL_PACES, SampleLog, SampleSoFar
-from nodes.protocol.records import MAX_SAMPLES, STALL_S, CallRecord, FindCalls
+from nodes.gateway.requests.sample_log import MAX_ATTEMPTS, MAX_STALLS, STALL_PACES, SampleLog
+from nodes.protocol.records import MAX_SAMPLES, STALL_S, CallRecord, FindCalls, SampleRecord
 from nodes.request import Stages
 
 
@@ -18,12 +18,13 @@ def log(which: RequestLog = "all") -> CallLog:
     return CallLog("g", "a", Chooser(which, slow_s=30.0, slow_first_token_s=10.0))
 
 
-def sample(number: int, ended_s: float, *, first_token_s: float = 0.5, queue_s: float = 0.1) -> SampleSoFar:
+def sample(number: int, ended_s: float, *, first_token_s: float = 0.5, queue_s: float = 0.1) -> SampleRecord:
     one = SampleLog(100.0)
     one.submitted(number % 3, "d", "", "", 100.0)
     one.staged(Stages(queue_s=queue_s), 100.0 + first_token_s)
     one.first_token(100.0 + first_token_s)
-    return SampleSoFar(one, f"c-{number}", 7, 3, 2, 101.0, 100.0 + ended_s, "stop" if number % 2 else "length")
+    finish = "stop" if number % 2 else "length"
+    return one.record(f"c-{number}", 7, 3, 2, last_token=101.0, ended=100.0 + ended_s, finish=finish)
 
 
 def test_samples_of_a_call_are_one_record() -> None:
@@ -134,7 +135,7 @@ def test_what_a_sample_keeps_is_bounded() -> None:
     sample_log.num_pauses = 1000
     for number in range(50):
         sample_log.paused(number, 0.3 + number / 100, 200.0 + number)
-    told = SampleSoFar(sample_log, "c-0", 1, 0, 1, last_token=250.0, ended=260.0).record()
+    told = sample_log.record("c-0", 1, 0, 1, last_token=250.0, ended=260.0)
     assert len(told.attempts) == MAX_ATTEMPTS
     assert (told.attempts[0].attempt, told.attempts[-1].attempt) == (0, 99)
     assert len(told.attempts[0].why) == 200
@@ -151,7 +152,7 @@ def stalls(*pauses_s: float) -> list[int]:
         now += took_s
         sample_log.num_pauses += 1
         sample_log.paused(position, took_s, now)
-    told = SampleSoFar(sample_log, "c-0", 1, 0, 1, last_token=now, ended=now).record()
+    told = sample_log.record("c-0", 1, 0, 1, last_token=now, ended=now)
     assert sample_log.stall_s == max(pauses_s)
     return [stall.position for stall in told.stalls]
 

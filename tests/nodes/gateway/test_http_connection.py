@@ -1,4 +1,4 @@
-"""The protocol alone, over a recorded transport and a clock that is turned by hand: its timers, its refusals."""
+"""HTTP on one connection, over a recorded transport and a clock that is turned by hand: its timers, its refusals."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,14 +6,19 @@ from typing import Any
 
 import msgspec
 import pytest
-import uvicorn
-from uvicorn.server import ServerState
 
 from nodes.gateway.config import GatewayConfig
-from nodes.gateway.http import protocol as http_protocol
 from nodes.gateway.http.bodies import BodyBudget
-from nodes.gateway.http.call import PIECES
-from nodes.gateway.http.protocol import HEAD_TIMEOUT_S, LINGER_S, READER_TIMEOUT_S, BoundedHttpProtocol, Newcomers
+from nodes.gateway.http.connection import (
+    HEAD_TIMEOUT_S,
+    KEEP_ALIVE_S,
+    LINGER_S,
+    MAX_HEAD_BYTES,
+    READER_TIMEOUT_S,
+    Exchange,
+    HttpConnection,
+    Served,
+)
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
@@ -90,44 +95,44 @@ class RecordedTransport:
     def resume_reading(self) -> None: ...
 
 
-class Connection:
-    """One connection, with an application that answers when it is let."""
+class Undated(Served):
+    """Answers do not say when they were made, so that they can be compared."""
 
-    def __init__(self, budget: GatewayConfig | None = None, **config: Any) -> None:
+    def date(self) -> bytes:
+        return b""
+
+
+class Connection:
+    """One connection, whose requests are answered when that is let."""
+
+    def __init__(self, budget: GatewayConfig | None = None) -> None:
         self.asked: list[str] = []
         self.bodies: list[bytes] = []
         self.headers: list[dict[bytes, bytes]] = []
         self.ends: list[str] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        options = {"proxy_headers": False, "lifespan": "off", "access_log": False, "log_config": None}
-        configured = uvicorn.Config(self.app, interface="asgi3", timeout_keep_alive=75, **options, **config)
-        configured.load()
         self.loop = HandTurnedLoop()
-        self.newcomers = Newcomers()
         self.budget = BodyBudget(budget or GatewayConfig(model_name="x", context_length=1))
-        limits = {"newcomers": self.newcomers, "budget": self.budget, "peer": ("192.0.2.1", 4000)}
-        self.protocol = BoundedHttpProtocol(configured, ServerState(), {}, self.loop, **limits)
+        self.served = Undated(self.app, self.budget)
+        self.protocol = HttpConnection(self.served, ("192.0.2.1", 4000), self.loop)
         self.transport = RecordedTransport()
         self.protocol.connection_made(self.transport)
 
-    async def app(self, scope: Any, receive: Any, send: Any) -> None:
-        self.asked.append(scope["method"])
-        self.headers.append(dict(scope["headers"]))
-        body = b""
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
+    async def app(self, exchange: Exchange) -> None:
+        self.asked.append(exchange.method)
+        self.headers.append(dict(exchange.headers))
+        body, is_last = b"", False
+        while not is_last:
+            piece, is_last = await exchange.read()
+            if exchange.gone.done():
                 self.ends.append("disconnected")
                 return
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
+            body += piece
         self.bodies.append(body)
         await self.may_answer.wait()
-        headers = [(b"content-length", b"2")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"ok"})
+        exchange.begin(200, [], 2)
+        exchange.write(b"ok", more=False)
         self.ends.append("answered")
 
     async def take(self, *parts: bytes) -> bytes:
@@ -186,11 +191,12 @@ async def test_a_head_has_its_time() -> None:
 async def test_the_next_head_may_be_late_while_an_answer_is_under_way(one: Connection) -> None:
     one.may_answer.clear()
     await one.take(GET + b"\r\n", b"GET / HT")
-    one.loop.ring(HEAD_TIMEOUT_S)
-    assert one.transport.end == ""
+    assert one.loop.due(HEAD_TIMEOUT_S) == []
     one.may_answer.set()
     await settle()
-    assert one.ends == ["answered"]
+    assert (one.ends, one.transport.end) == (["answered"], "")
+    one.loop.ring(HEAD_TIMEOUT_S)
+    assert b"HTTP/1.1 408" in one.transport.written
 
 
 async def test_who_reads_nothing_is_cut_off_but_not_who_catches_up() -> None:
@@ -212,37 +218,27 @@ async def test_who_reads_nothing_is_cut_off_but_not_who_catches_up() -> None:
 
 
 class Streaming(Connection):
-    """Its application begins a stream, writes a piece without waiting if it can, and leaves the rest to `send`."""
+    """Begins a stream, and writes its pieces."""
 
-    async def app(self, scope: Any, receive: Any, send: Any) -> None:
-        pieces = scope["extensions"][PIECES]["writer"]
-        self.gone = pieces.gone
-        assert not pieces.can_write, "nothing goes before the head"
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        could = []
+    async def app(self, exchange: Exchange) -> None:
+        self.gone = exchange.gone
+        exchange.begin(200, [], None)
         for blocked in (False, True, False):
             if blocked:
                 self.protocol.pause_writing()
-            could.append(pieces.can_write)
+            self.asked.append(str(exchange.is_paused))
             if blocked:
                 self.protocol.resume_writing()
-        self.asked.extend(map(str, could))
-        await self._write(pieces, send, b"0123456789")
+        exchange.write(b"0123456789")
         await self.may_answer.wait()
-        await self._write(pieces, send, b"late")
-        await send({"type": "http.response.body", "body": b"end"})
-
-    async def _write(self, pieces: Any, send: Any, data: bytes) -> None:
-        if pieces.can_write:
-            pieces.write(data)
-        else:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        exchange.write(b"late")
+        exchange.write(b"end", more=False)
 
 
-async def test_a_piece_is_written_at_once_as_send_would_write_it() -> None:
+async def test_a_piece_is_written_at_once() -> None:
     one = Streaming()
     written = await one.take(GET + b"\r\n")
-    assert one.asked == ["True", "False", "True"]
+    assert one.asked == ["False", "True", "False"]
     assert not one.gone.done()
     assert written.endswith(b"\r\n\r\na\r\n0123456789\r\n4\r\nlate\r\n3\r\nend\r\n0\r\n\r\n")
     gone = Streaming()
@@ -277,8 +273,9 @@ async def test_an_answer_of_known_length_is_the_same_for_http_1_0(one: Connectio
 
 @pytest.mark.parametrize("unread", [0, 5])
 async def test_a_silent_client_is_left_at_once_if_it_does_not_read(one: Connection, unread: int) -> None:
+    await one.take(GET + b"\r\n")
     one.transport.unread = unread
-    one.protocol.timeout_keep_alive_handler()
+    one.loop.ring(KEEP_ALIVE_S)
     assert one.transport.end == ("aborted" if unread else "closed")
 
 
@@ -332,29 +329,19 @@ async def test_who_is_answered_hears_that_the_client_left(one: Connection) -> No
 
 
 async def test_newcomers_are_those_who_have_asked_nothing() -> None:
-    one, both = Connection(), Newcomers()
-    waiting = asyncio.create_task(one.newcomers.gone(60))
-    await settle()
-    assert not waiting.done()
+    one = Connection()
+    assert not one.protocol.asked.done()
     await one.take(GET + b"\r\n")
-    await waiting
-    other = Connection()
-    both.enter(one.protocol)
-    both.enter(other.protocol)
-    both.leave(one.protocol)
-    waiting = asyncio.create_task(both.gone(60))
-    await settle()
-    assert not waiting.done(), "one is still there"
-    both.leave(other.protocol)
-    await waiting
-    both.enter(other.protocol)
-    await both.gone(0.01)
+    assert one.protocol.asked.done()
+    gone = Connection()
+    gone.protocol.connection_lost(None)
+    assert gone.protocol.asked.done(), "and those who never will are none"
 
 
 async def test_heads_are_bounded(one: Connection) -> None:
     line = b"X: " + b"x" * 9000 + b"\r\n"
     await one.take(GET)
-    for _ in range(http_protocol.MAX_HEAD_BYTES // len(line)):
+    for _ in range(MAX_HEAD_BYTES // len(line)):
         assert await one.take(line) == b""
     await one.take(line)
     assert one.transport.written.startswith(b"HTTP/1.1 400")
@@ -364,7 +351,7 @@ async def test_heads_are_bounded(one: Connection) -> None:
 async def test_a_head_over_the_limit_is_refused_however_it_is_cut() -> None:
     """One read may bring more than a head may have: what has its end is counted, too."""
     size = len(GET) + len(b"X: \r\n\r\n")
-    most = GET + b"X: " + b"x" * (http_protocol.MAX_HEAD_BYTES - size) + b"\r\n\r\n"
+    most = GET + b"X: " + b"x" * (MAX_HEAD_BYTES - size) + b"\r\n\r\n"
     one = Connection()
     assert (await one.take(most)).startswith(b"HTTP/1.1 200 OK")
     assert (await one.take(most)).count(b"HTTP/1.1 200 OK") == 2, "each has as much"
@@ -399,6 +386,76 @@ async def test_what_others_may_understand_otherwise_is_refused(one: Connection, 
     assert (error["code"], why in error["message"]) == ("invalid_http", True)
     assert b"x-request-id: " + error["request_id"].encode() in answer, "ours, where the client has none"
     assert (one.transport.end, one.asked) == ("closed", [])
+
+
+HIDDEN = b"DELETE /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
+TO = b"POST / HTTP/1.1\r\nHost: x\r\n"
+BOTH = b"Transfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Content-Length: 5\r\n" + BOTH,
+        BOTH + b"Content-Length: 5\r\n",
+        b"Content-Length: 5\r\nContent-Length: 5\r\n",
+        b"Content-Length: 5\r\nContent-Length: 6\r\n",
+        b"Content-Length: 5, 5\r\n",
+        b"Content-Length: +5\r\n",
+        b"Content-Length: -5\r\n",
+        b"Content-Length: 0x5\r\n",
+        b"Content-Length: 18446744073709551621\r\n",
+        b"Content-Length : 5\r\n",
+        b" Content-Length: 5\r\n",
+        b"Content-Length: 5\n",
+        b"X: a\nContent-Length: 5\r\n",
+        b"X: a\rContent-Length: 5\r\n",
+        b"X: a\r\n Content-Length: 5\r\n",
+        b"Transfer-Encoding:\r\n chunked\r\n",
+        b"Transfer-Encoding: xchunked\r\n",
+        b"Transfer-Encoding: chunked, identity\r\n",
+        b"Transfer-Encoding: identity\r\n" + BOTH,
+        b"Transfer-Encoding: \x0bchunked\r\n",
+        b"X: a\0b\r\n",
+    ],
+)
+async def test_no_request_hides_behind_a_length_that_can_be_read_in_two_ways(one: Connection, lines: bytes) -> None:
+    written = await one.take(TO + lines + b"\r\n0\r\n\r\n" + HIDDEN)
+    assert written.startswith(b"HTTP/1.1 400")
+    assert (one.asked, written.count(b"\r\n\r\n"), one.transport.end) == ([], 1, "closed")
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        b"ffffffffffffffff1\r\nab\r\n0\r\n\r\n",
+        b"10000000000000002\r\nab\r\n0\r\n\r\n",
+        b"-2\r\nab\r\n0\r\n\r\n",
+        b"0x2\r\nab\r\n0\r\n\r\n",
+        b"2 \r\nab\r\n0\r\n\r\n",
+        b"2\nab\n0\n\n",
+        b"2\r\nabc\r\n0\r\n\r\n",
+        b"2;\nab\r\n0\r\n\r\n",
+        b"\r\n2\r\nab\r\n0\r\n\r\n",
+    ],
+)
+async def test_no_request_hides_behind_a_chunk_that_can_be_read_in_two_ways(one: Connection, chunks: bytes) -> None:
+    written = await one.take(TO + BOTH + b"\r\n" + chunks + HIDDEN)
+    assert written.startswith(b"HTTP/1.1 400")
+    assert (one.ends, written.count(b"HTTP/1.1 "), one.transport.end) == (["disconnected"], 1, "closed")
+    assert "DELETE" not in one.asked
+
+
+async def test_a_chunk_of_any_size_is_body_until_it_ends(one: Connection) -> None:
+    """The most that the parser counts: all that follows is body, which `call.py` bounds."""
+    assert await one.take(TO + BOTH + b"\r\nffffffffffffffff\r\n" + HIDDEN) == b""
+    assert one.asked == ["POST"]
+
+
+async def test_what_follows_the_last_request_of_a_connection_is_dropped(one: Connection) -> None:
+    written = await one.take(TO + b"Connection: close\r\nContent-Length: 0\r\n\r\n" + HIDDEN)
+    assert written.count(b"HTTP/1.1 200 OK") == written.count(b"HTTP/1.1 ") == 1
+    assert (one.asked, one.transport.end) == (["POST"], "closed")
 
 
 @pytest.mark.parametrize(
@@ -457,9 +514,9 @@ async def test_lines_within_a_body_are_bounded() -> None:
 class Early(Connection):
     """Answers before it has the body."""
 
-    async def app(self, scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
+    async def app(self, exchange: Exchange) -> None:
+        exchange.begin(200, [], 2)
+        exchange.write(b"ok", more=False)
 
 
 async def test_a_body_goes_on_for_a_while_after_its_answer_and_no_longer() -> None:
@@ -477,13 +534,31 @@ async def test_a_body_goes_on_for_a_while_after_its_answer_and_no_longer() -> No
     await one.take(POST % 100 + b"x")
     await one.take(b"x" * 99)
     assert one.loop.due(LINGER_S) == []
-    assert one.loop.due(HEAD_TIMEOUT_S), "nor may it stay for ever because it was in time"
+    assert one.loop.due(KEEP_ALIVE_S), "nor may it stay for ever because it was in time"
     assert (await one.take(GET + b"\r\n")).count(b"HTTP/1.1 200 OK") == 2
 
     gone = Early()
     await gone.take(POST % 100 + b"x")
     gone.protocol.connection_lost(None)
     assert gone.loop.due(LINGER_S) == []
+
+
+async def test_the_last_answer_of_a_connection_is_not_lost_to_a_body_that_goes_on() -> None:
+    one = Early()
+    written = await one.take(POST.replace(b"Host: x", b"Host: x\r\nConnection: close") % 100 + b"x")
+    assert written.endswith(b"connection: close\r\n\r\nok")
+    assert (one.transport.end, len(one.loop.due(LINGER_S))) == ("", 1)
+    one.transport.unread = 5
+    await one.take(b"x" * 99)
+    assert one.transport.end == "closed", "not aborted: the client may still read its answer"
+    assert one.loop.due(LINGER_S) == []
+
+
+async def test_a_body_that_its_client_holds_back_is_not_waited_for() -> None:
+    one = Early()
+    head = POST.replace(b"Host: x", b"Host: x\r\nExpect: 100-continue") % 100
+    assert (await one.take(head)).endswith(b"connection: close\r\n\r\nok")
+    assert one.transport.end == "closed"
 
 
 async def test_the_next_in_line_is_not_hurried_by_the_answer_before_it(one: Connection) -> None:
