@@ -62,9 +62,7 @@ class EventStream:
             if output.failure is not None:
                 if chunks:
                     await self._write(b"".join(chunks), more=True)
-                error = failed(self._service, output.failure, self._job)
-                error.rename(self._job.names)
-                raise error
+                raise failed(self._service, output.failure, self._job)
             if finished:
                 await self._writer.settle()
                 chunks.append(self._writer.finish())

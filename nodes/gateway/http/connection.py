@@ -57,7 +57,9 @@ _TOO_MUCH_ELSE = f"The request has more than {MAX_HEAD_BYTES} bytes that are nei
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 _VERSIONS = ("1.0", "1.1")
 _OF_UPGRADES = frozenset({b"upgrade", b"connection", b"http2-settings"})
-_STATUS_LINES: Final = {one.value: b"HTTP/1.1 %d %s\r\n" % (one, one.phrase.encode()) for one in http.HTTPStatus}
+_PHRASES: Final = {one.value: one.phrase for one in http.HTTPStatus} | {529: "Overloaded"}
+"""529 is no standard's: Anthropic's API says it where others say 503."""
+_STATUS_LINES: Final = {code: b"HTTP/1.1 %d %s\r\n" % (code, phrase.encode()) for code, phrase in _PHRASES.items()}
 
 Header = tuple[bytes, bytes]
 

@@ -147,7 +147,7 @@ def test_a_gateway_does_not_start_without_its_keys(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     write_keys(path, "alice")
     path.chmod(0o644)
-    with pytest.raises(Exception, match="chmod 600"):
+    with pytest.raises(Exception, match="chmod go-rwx"):
         play(test, api_key_file=str(path))
 
 
