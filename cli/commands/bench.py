@@ -226,7 +226,7 @@ def _read(file: Path, read: Callable[[str], _Lines]) -> _Lines:
         return read(file.read_text())
     except (OSError, UnicodeDecodeError, BadWorkload) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise CliError(f"{file} cannot be used", why=why, do="see `meshctl bench` in docs/operations.md") from error
+        raise CliError(f"{file} cannot be used", why=why, do="see `meshctl bench` in docs/watching.md") from error
 
 
 def _side(target: Target, own: str) -> _Side:

@@ -1,4 +1,4 @@
-"""Faults planted in a mesh of one host, each found by what docs/operations.md says in "What is wrong?"."""
+"""Faults planted in a mesh of one host, each found by what docs/watching.md says in "What is wrong?"."""
 
 import contextlib
 import http.client

@@ -1,4 +1,4 @@
-"""Faults planted between the hosts of a mesh, each found by what docs/operations.md says in "What is wrong?"."""
+"""Faults planted between the hosts of a mesh, each found by what docs/watching.md says in "What is wrong?"."""
 
 import contextlib
 import os

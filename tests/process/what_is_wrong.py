@@ -1,4 +1,4 @@
-"""The table of "What is wrong?" in docs/operations.md: which commands find a fault, and what they have to print."""
+"""The table of "What is wrong?" in docs/watching.md: which commands find a fault, and what they have to print."""
 
 import re
 import shlex
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-DOCUMENT = Path(__file__).parents[2] / "docs/operations.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/watching.md"
 MOST_COMMANDS = 2
 
 

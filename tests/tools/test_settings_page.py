@@ -20,7 +20,7 @@ from mesh.transport.zeromq_binding import ZeroMQOptions
 from tools import settings_page
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/operations.md").read_text() + settings_page.PAGE.read_text()
+PAGE = "".join((ROOT / "docs" / page).read_text() for page in ("operations.md", "watching.md", "settings.md"))
 NAMED = set(re.findall(r"\w+", " ".join(re.findall(r"```.*?```|`[^`\n]+`", PAGE, re.DOTALL))))
 SOURCES = [path for package in ("mesh", "kvstore", "nodes", "cli") for path in (ROOT / package).rglob("*.py")]
 
