@@ -226,14 +226,17 @@ def test_after_all_hosts_have_started_again_a_prompt_goes_to_the_host_that_has_i
     def stored():
         return [int(float(one)) for one in re.findall(r"^mesh_kv_disk_pages{.*} (\S+)$", host.metrics(), re.M)]
 
+    def indexed():
+        return [
+            int(float(one)) for one in re.findall(r"^mesh_tokenizer_indexed_pages{.*} (\S+)$", host.metrics(), re.M)
+        ]
+
     meshes = start()
     texts = [complete(host, prompt)[0] for prompt in prompts]
     host.wait_until(lambda: sum(stored()) >= 10 * len(prompts), "all are stored")
     stop(meshes)
     meshes = start()
-    # Each scheduler has told what its host has by the time it has answered one call.
-    for number in range(4):
-        complete(host, f"{number} is a number.")
+    host.wait_until(lambda: sum(indexed()) >= 10 * len(prompts), "the tokenizer knows what is on both disks")
     again = [complete(host, prompt) for prompt in prompts]
     assert [text for text, _ in again] == texts
     assert sum(cached >= 160 for _, cached in again) >= len(prompts) - 1

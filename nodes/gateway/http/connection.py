@@ -57,9 +57,9 @@ _TOO_MUCH_ELSE = f"The request has more than {MAX_HEAD_BYTES} bytes that are nei
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 _VERSIONS = ("1.0", "1.1")
 _OF_UPGRADES = frozenset({b"upgrade", b"connection", b"http2-settings"})
-_PHRASES: Final = {one.value: one.phrase for one in http.HTTPStatus} | {529: "Overloaded"}
-"""529 is no standard's: Anthropic's API says it where others say 503."""
-_STATUS_LINES: Final = {code: b"HTTP/1.1 %d %s\r\n" % (code, phrase.encode()) for code, phrase in _PHRASES.items()}
+_PHRASES: Final = {one.value: one.phrase.encode() for one in http.HTTPStatus}
+# Of all that may be sent: Anthropic's 529, for one, has no phrase.
+_STATUS_LINES: Final = {one: b"HTTP/1.1 %d %s\r\n" % (one, _PHRASES.get(one, b"")) for one in range(100, 600)}
 
 Header = tuple[bytes, bytes]
 

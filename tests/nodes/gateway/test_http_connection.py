@@ -519,6 +519,18 @@ class Early(Connection):
         exchange.write(b"ok", more=False)
 
 
+class Overloaded(Connection):
+    """Answers with a status that HTTP has no phrase for."""
+
+    async def app(self, exchange: Exchange) -> None:
+        exchange.begin(529, [], 0)
+        exchange.write(b"", more=False)
+
+
+async def test_a_status_needs_no_phrase() -> None:
+    assert await Overloaded().take(GET + b"\r\n") == b"HTTP/1.1 529 \r\ncontent-length: 0\r\n\r\n"
+
+
 async def test_a_body_goes_on_for_a_while_after_its_answer_and_no_longer() -> None:
     one = Early()
     assert (await one.take(POST % 100 + b"x")).startswith(b"HTTP/1.1 200 OK")
