@@ -76,7 +76,6 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
         fields[field] = or_null({"type": "integer", "minimum": 0, "maximum": most})
     fields["n"] = or_null({"type": "integer", "minimum": 1, "maximum": min(128, config.max_samples_per_call)})
     fields["logprob_token_ids"]["anyOf"][0]["items"] = token_id
-    fields["truncate_prompt_tokens"] = or_null(KEPT)
     _narrow_sampling(schema, token_id, config, takes_priority=takes_priority)
     # Stream options without `stream` are refused, not ignored.
     no_options = {"properties": {"stream_options": NULL}}
@@ -86,6 +85,7 @@ def _narrow_generation(schema: Schema, token_id: Schema, config: GatewayConfig, 
 def _narrow_sampling(schema: Schema, token_id: Schema, config: GatewayConfig, *, takes_priority: bool) -> None:
     fields = schema["properties"]
     fields["min_tokens"] = or_null({"type": "integer", "minimum": 0, "maximum": max(1, config.context_length - 1)})
+    fields["truncate_prompt_tokens"] = or_null(KEPT)
     for field in ("stop_token_ids", "allowed_token_ids"):
         fields[field]["anyOf"][0]["items"] = token_id
     fields["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": f"^(?:{_numbers_up_to(token_id['maximum'])})$"}
