@@ -36,6 +36,8 @@ READ_OTHERWISE = {
     "MessageUsage.cache_creation_input_tokens": HTTP,
     "MessageUsage.cache_read_input_tokens": HTTP,
     "TokensCount.input_tokens": HTTP,
+    "ThinkingAnswer.signature": HTTP,
+    "ThinkingBlock.signature": "not checked, since conversations may have begun elsewhere",
     "ThinkingEnabled.budget_tokens": "a target that no model is held to, but a body has to name one",
     "ServerLoad.server_load": HTTP,
     "LoadOfRank.dp_rank": HTTP,

@@ -173,14 +173,14 @@ class ResponseWriter:
             self._add_item(ReasoningItem(id=self._id_of("rs", part)))
             self._tell("content_part.added", content_index=0, part={"type": "reasoning_text", "text": ""})
         else:
-            name, namespace, is_custom = self._tools.name_of(part.name)
-            item = CustomToolCall if is_custom else FunctionCall
+            tool = self._tools.name_of(part.name)
+            item = CustomToolCall if tool.is_custom else FunctionCall
             self._add_item(
                 item(
-                    id=self._id_of("ctc" if is_custom else "fc", part),
+                    id=self._id_of("ctc" if tool.is_custom else "fc", part),
                     call_id=self._call_id(part.call_index),
-                    name=name,
-                    namespace=UNSET if namespace is None else namespace,
+                    name=tool.name,
+                    namespace=UNSET if tool.namespace is None else tool.namespace,
                 )
             )
 
