@@ -249,6 +249,8 @@ class SchedulerCore:
         elif isinstance(message, StoredFound):
             self.restores.on_found(subject, message)
         elif isinstance(message, StoredPagesListed):
+            # What is still gathered goes first: `CacheCleared` of a start, 50 ms late, took back what the disk has.
+            self.news.publish()
             self.disk_news.on_listed(event.tag, message)
         elif isinstance(message, PrefillsOrdered):
             self.grants.on_ordered(subject, message, now)

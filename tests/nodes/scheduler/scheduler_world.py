@@ -137,6 +137,7 @@ class Worker:
     def __init__(self, memory: dict[int, list[int]]) -> None:
         self.memory = memory
         self.epoch = 0
+        self.numerics = ""
         self.poison: set[int] = set()
         self.is_deaf = False
         self.row_counts: list[tuple[int, int]] = []
@@ -154,7 +155,7 @@ class Worker:
 
     def adopted(self) -> Adopted:
         """What is answered to the scheduler that adopts. Ranks, and tests of liars, say something else."""
-        return Adopted(worker_epoch=self.epoch, numerics="", vocab_size=VOCAB, asks=[*ASK_NAMES, VECTORS])
+        return Adopted(worker_epoch=self.epoch, numerics=self.numerics, vocab_size=VOCAB, asks=[*ASK_NAMES, VECTORS])
 
     def told(self, result: StepResult) -> list[StepResult]:
         """What goes out for a result. Tests of liars put something else here."""
@@ -220,6 +221,8 @@ class Agent:
         self.layout_digest = pool.layout.digest
         self.calls: dict[int, Packet] = {}
         self.fail_next = False
+        # Hashes of what its disk has, one after the other.
+        self.stored = b""
 
     def take(self, packet: "Packet") -> None:
         self.calls[packet.ask_id] = packet
@@ -227,8 +230,7 @@ class Agent:
             case OpenGrants() | CloseGrant():
                 self.event(Asked(packet.sender, packet.message, packet.ask_id))
             case ListStoredPages():
-                # Its disk is empty.
-                self.world.reply(self.calls.pop(packet.ask_id), StoredPagesListed(hashes=b""))
+                self.world.reply(self.calls.pop(packet.ask_id), StoredPagesListed(hashes=self.stored))
             case AnnouncePages():
                 self.event(Told(packet.sender, packet.message))
 

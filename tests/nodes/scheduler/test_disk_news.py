@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.cache.prefix_cache import PrefixCache
-from kvstore.protocol import CacheEvents, ListStoredPages, PagesOnDisk, StoredPagesListed
+from kvstore.protocol import CacheCleared, CacheEvents, ListStoredPages, PagesOnDisk, StoredPagesListed
 from mesh.address import Address
 from mesh.runtime.effects import Ask, Publish
 from nodes.protocol import Adopted
+from nodes.roles import KV_EVENTS_TOPIC
 from nodes.scheduler.asks import RETRY
 from nodes.scheduler.books import Books
 from nodes.scheduler.disk_news import LIST, DiskNews
 from nodes.scheduler.events import Tag
+from tests.nodes.scheduler.scheduler_world import World
 from tests.nodes.scheduler.test_restore import CONFIG, PAGE, POOL
 
 SLOTS = 3
@@ -132,3 +134,12 @@ def test_an_agent_that_never_answers_is_given_up() -> None:
     assert 10 < num_asked < 100
     assert not len(bench.asks)
     assert (LIST, "1") not in bench.asks
+
+
+def test_what_the_disk_has_is_told_behind_the_start_of_the_cache() -> None:
+    """An agent may answer before a scheduler has told that its cache is empty, which takes back what was told."""
+    world = World(num_pages={"d": 9}, stores="write_through")
+    world.workers["w-d"].numerics, world.agents["a-d"].stored = "cpu", b"x" * 16
+    world.settle()
+    told = [event for _, topic, news in world.published if topic == KV_EVENTS_TOPIC for event in news.events]
+    assert told == [CacheCleared(group="d"), PagesOnDisk(group="d", hashes=b"x" * 16)]
