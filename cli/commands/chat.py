@@ -72,7 +72,8 @@ def chat(name: str, prompt: str | None, url: str | None, model: str | None, opti
     server = _Server(url if url is not None else _url_of(name))
     chosen = model or server.first_model()
     if prompt is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read()
+        # As a shell's `$(…)`: `echo` ends a line, and that is no part of the question.
+        prompt = sys.stdin.read().removesuffix("\n")
     conversation = Conversation(options.system)
     if prompt is not None:
         conversation.say(prompt)

@@ -1,6 +1,7 @@
 """`meshctl chat`: what is typed, over a server that answers as given."""
 
 import http.client
+import io
 import json
 import os
 import pty
@@ -121,6 +122,13 @@ def test_a_refusal_is_told_and_the_conversation_goes_on_without_it(server, monke
     assert "there is no command /nothing; /help lists the commands" in said.err
     assert [message["content"] for message in server.seen[-1]["messages"]] == ["sing", "hello", "hello", "bye"]
     assert next(lines) == "never read"
+
+
+@pytest.mark.parametrize(("piped", "asked"), [("hello\n", "hello"), ("hello", "hello"), ("hello\n\n", "hello\n")])
+def test_a_piped_question_ends_without_the_line_s_end(server, monkeypatch, piped, asked):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+    assert chat("m", None, server.url, None, ChatOptions()) is ExitCode.OK
+    assert [message["content"] for message in server.seen[-1]["messages"]] == [asked]
 
 
 def test_every_failure_of_a_server_says_what_why_and_what_to_do(server, monkeypatch):
