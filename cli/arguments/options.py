@@ -1,8 +1,8 @@
 """Options that several commands share, and the example that each command's help ends with."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Iterator
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_type_hints
 
@@ -48,25 +48,25 @@ def commands(name: str | None = None, about: str | None = None, line: str = "") 
     )
 
 
-def with_options(options: Iterable[inspect.Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(options: Iterable[Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command these options in the place of its `**options`."""
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(command)
-        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        taken = signature(command)
+        own = [one for one in taken.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
         # Not by assignment: a function has no such attribute until it is given one, and type checkers say so.
-        setattr(command, "__signature__", signature.replace(parameters=[*own, *options]))  # noqa: B010
+        setattr(command, "__signature__", taken.replace(parameters=[*own, *options]))  # noqa: B010
         return command
 
     return decorated
 
 
-def options_of(kind: type[Any]) -> Iterator[inspect.Parameter]:
+def options_of(kind: type[Any]) -> Iterator[Parameter]:
     """An option for each field of a dataclass, as its annotation says."""
     types = get_type_hints(kind, include_extras=True)
     for one in dataclasses.fields(kind):
-        kept = inspect.Parameter.KEYWORD_ONLY
-        yield inspect.Parameter(one.name, kept, default=one.default, annotation=types[one.name])
+        kept = Parameter.KEYWORD_ONLY
+        yield Parameter(one.name, kept, default=one.default, annotation=types[one.name])
 
 
 def example(line: str) -> str:

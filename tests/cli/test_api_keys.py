@@ -15,7 +15,7 @@ from cli.commands.chat import ChatOptions, chat
 from cli.errors import BadConfig, BadKeys, CliError, WrongUsage
 from cli.exit_codes import ExitCode
 from cli.plan.api_keys import given_keys, settle_api_keys, take_given_keys
-from cli.plan.role_configs import overlay
+from cli.plan.overrides import overlay
 from cli.plan.settings import Settings
 from cli.plan.sources import foreign_variables, load_settings
 from cli.plan.topology import plan_topology

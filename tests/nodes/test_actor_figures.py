@@ -69,7 +69,7 @@ def test_a_group_s_actors_share_its_phase_and_each_tells_of_itself() -> None:
 def test_rates_of_what_schedulers_count() -> None:
     results = Mock(num_computed_tokens=40, num_output_tokens=10)
     cache, pipeline = Mock(num_query_tokens=20, num_hit_tokens=5), Mock(last_step=4, steps_s=0.5)
-    core = Mock(results=results, cache=cache, pipeline=pipeline)
+    core = Mock(results=results, books=Mock(cache=cache), pipeline=pipeline)
     rates = {f"{name}_per_second": value for name, value in SchedulerActor.totals(Mock(core=core)).items()}
     told = actor_figures([member("s", "scheduler")], [ActorStats("s", "scheduler", 1, StatsReply({}, rates))])["s"]
     assert (told.tokens_per_s, told.output_tokens_per_s, told.hit_ratio, told.step_s) == (40.0, 10.0, 0.25, 0.125)

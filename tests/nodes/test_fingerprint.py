@@ -18,6 +18,7 @@ from kvstore.store.installed.identity import digest_of
 from kvstore.store.place import StoreIdentity
 from kvstore.transfer.plan import HeadSlice, head_copies
 from kvstore.transfer.session import Announced, Send, TransferSession
+from mesh.runtime.effects import Refuse
 from nodes.model_spec import ModelNotFound, WeightsChanged, describe_model, file_hash, resolve_model
 from nodes.model_spec.file_hash import FileHasher, state_of
 from nodes.model_spec.fingerprint import UNREAD, WeightsReader, files_of, require_unchanged, with_known_fingerprint
@@ -25,7 +26,7 @@ from nodes.model_spec.weight_index import expected_shapes, read_header
 from nodes.models.spec import ModelSpec
 from nodes.numerics import Bits
 from nodes.protocol import JoinGroup
-from nodes.worker.parallel.ranks import RankRendezvous, Refusal
+from nodes.worker.parallel.ranks import RankRendezvous
 from tests.nodes.checkpoints import LLAMA, write_model, write_modules, write_safetensors
 
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 4, "num_hidden_layers": 5}
@@ -120,7 +121,7 @@ def test_one_bit_of_any_number_is_another_model_on_every_way_that_pages_travel(
     (refusal,) = RankRendezvous(own, 1, b"").join(
         msgspec.structs.replace(own, rank=1, model=other.fingerprint), 1, None
     )
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, Refuse)
     assert (refusal.code, refusal.retryable) == ("group_mismatch", False)
 
 

@@ -134,10 +134,11 @@ def expected_vector(prompt: list[int], kind: str) -> bytes:
 class Worker:
     """A worker's own core over pages of token ids; steps run at once. A restart is another incarnation of both."""
 
+    numerics = ""
+
     def __init__(self, memory: dict[int, list[int]]) -> None:
         self.memory = memory
         self.epoch = 0
-        self.numerics = ""
         self.poison: set[int] = set()
         self.is_deaf = False
         self.row_counts: list[tuple[int, int]] = []

@@ -523,7 +523,7 @@ def test_an_adoption_is_answered_before_more_is_begun(ahead: WorkerCore) -> None
     assert ahead.handle(adopt(call="again")) == []
     assert ahead.handle(arrived(2)) == []
     commands = ahead.handle(done(4))
-    assert commands[1] == Reply("again", core.adopted)
+    assert commands[1] == Reply("again", ahead.adopted)
     assert ran(commands) == [2]
     ahead.handle(adopt(epoch=2))
     assert ahead.handle(arrived(1, epoch=2)) == [], "not beside a step of the scheduler before"
